@@ -19,7 +19,7 @@ from health.run.runner import run
 from health.settings import Settings
 from health.show import as_json, listing, listing_json, table
 from robust_slurm.command_line.errors import JSON_VERSION, CommandError, warn
-from robust_slurm.command_line.plain_text import has_colour
+from robust_slurm.command_line.plain_text import has_colour, styled
 from robust_slurm.text import closest, did_you_mean
 
 OPEN, CLOSED, BAD_INPUT = 0, 1, 2
@@ -294,5 +294,5 @@ def _show(report: GateReport, verdict: Verdict, as_json_: bool) -> int:
     if as_json_:
         print(as_json(report, verdict))
     else:
-        print(table(report, verdict, has_colour(sys.stdout)))
+        print(table(report, verdict, has_colour(sys.stdout)), file=styled(sys.stdout))
     return CLOSED if verdict.closed else OPEN

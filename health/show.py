@@ -9,7 +9,7 @@ from health.check import PLACES, Check
 from health.finding import ACTIONS, Finding
 from health.gate.verdict import Verdict
 from health.run.report import GateReport
-from robust_slurm.text import counted
+from robust_slurm.text import counted, shown
 
 _COLOURS = {"PASS": "32", "WARN": "33", "ERROR": "35", "FAIL": "31"}  # ANSI
 
@@ -19,7 +19,10 @@ def as_json(report: GateReport, verdict: Verdict) -> str:
 
 
 def table(report: GateReport, verdict: Verdict, colour: bool) -> str:
-    """One line per family, its findings below it, the verdict at the end."""
+    """One line per family, its findings below it, the verdict at the end.
+
+    Evidence is text of others: names of processes, mounts and jobs.
+    """
     job = f", job {report.job}" if report.job else ""
     families = len([row for row in report.ran if row.status not in ("disabled", "not-run")])
     lines = [
@@ -59,10 +62,10 @@ def _status(status: str, colour: bool) -> str:
 
 
 def _finding(finding: Finding, colour: bool) -> str:
-    device = f" {finding.device}" if finding.device else ""
+    device = f" {shown(finding.device)}" if finding.device else ""
     action = f" -> {finding.action}" if finding.action != "none" else ""
     head = f"  {_status(finding.status, colour)}{finding.check}{device} ({finding.cls}){action}"
-    return f"{head}\n           {finding.evidence}"
+    return f"{head}\n           {shown(finding.evidence)}"
 
 
 def _verdict(verdict: Verdict, colour: bool) -> list[str]:
@@ -71,7 +74,7 @@ def _verdict(verdict: Verdict, colour: bool) -> list[str]:
     count = f", {len(verdict.closing)} findings close it" if len(verdict.closing) > 1 else ""
     lines = [
         f"{_status(verdict.lead.status, colour).rstrip()}: closed{count}",
-        f"reason: {verdict.reason}",
+        f"reason: {shown(verdict.reason)}",
     ]
     if verdict.lead.action != "none":
         lines.append(f"next:   {ACTIONS[verdict.lead.action].text}")

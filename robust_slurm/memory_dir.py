@@ -10,6 +10,7 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 
@@ -46,6 +47,28 @@ class MemoryDir:
         """Remove the directory with all that is in it."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
+
+
+def existing(name: str) -> list[Path]:
+    """Return this user's directories ``robust-NAME-*`` on this node; their makers may have died.
+
+    Nobody else can make or take one: a directory of another user is left out.
+    """
+    found = []
+    for base in dict.fromkeys((*LOCAL, tempfile.gettempdir())):
+        try:
+            with os.scandir(base) as entries:
+                named = [each.path for each in entries if each.name.startswith(f"{PREFIX}{name}-")]
+        except OSError:
+            continue
+        for path in named:
+            try:
+                info = os.lstat(path)
+            except OSError:
+                continue
+            if stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid():
+                found.append(Path(path))
+    return found
 
 
 def _usable(place: str) -> bool:

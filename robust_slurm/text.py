@@ -23,6 +23,16 @@ def one_line(text: str, limit: int = LIMIT) -> str:
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
 
 
+def shown(text: str) -> str:
+    """Return lines of text as a terminal may get them: line ends and tabs stay, other blanks become
+    blanks, and each other character that does not print (see ``one_line``) a "?"."""
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c in "\n\t" or c.isprintable() else " " if c.isspace() else "?" for c in text
+    )
+
+
 def counted(number: int, one: str, many: str = "") -> str:
     """Return "1 node" or "2 nodes"; ``many``: the plural that is not ``one`` with an s."""
     return f"{number} {one}" if number == 1 else f"{number} {many or one + 's'}"

@@ -41,7 +41,8 @@ def read_cluster(source: RecordSource, mine: bool = False, since: float | None =
     """
     pool, wrong = read_pool(source.state_dir)
     view = ask_slurm(source.door, with_places=pool is not None)
-    files = read_state(source.state_dir, view.owners)
+    known = {"nodes": len(view.nodes)} if view.nodes else {}
+    files = read_state(source.state_dir, view.owners, **known)
     missing = source.missing()
     problems = [*([missing] if missing else []), *files.problems, *([wrong] if wrong else [])]
     now = source.now
@@ -99,9 +100,15 @@ class NoRecordError(CommandError):
     """No record of this job exists."""
 
 
-def read_job(job_id: int, source: RecordSource, with_account: bool) -> OneJob:
-    """Read a job. Raises NoRecordError, after lines on stderr, if nothing is recorded of it."""
-    view = ask_slurm(source.door, with_nodes=False)
+def read_job(
+    job_id: int, source: RecordSource, with_account: bool, view: SlurmView | None = None
+) -> OneJob:
+    """Read a job. Raises NoRecordError, after lines on stderr, if nothing is recorded of it.
+
+    ``view``: what Slurm says, if it has just been asked.
+    """
+    if view is None:
+        view = ask_slurm(source.door, with_nodes=False)
     files: StateFiles = read_state(source.state_dir, view.owners, job_id)
     incidents, problems = read_incidents(files.directory)
     problems = [*files.problems, *problems]

@@ -41,6 +41,8 @@ def attempt(attack: Attack, lab: Lab | None) -> Got | str:
     room = Room(Path(tempfile.mkdtemp(prefix="attack-", dir=TOP)), lab)
     room.top.chmod(0o755)
     try:
+        if attack.where == LAB:  # from a PID namespace of its own, nothing enters the lab's nodes
+            return attack.run(room)
         return apart(attack.run, room, attack.seconds)
     except (BenchError, LabError, OSError) as error:
         return str(error)

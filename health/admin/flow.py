@@ -123,7 +123,7 @@ def _say(reply: AdminReply, told: Sequence[str], out: IO[str]) -> None:
     left = {note.split()[1] for note in reply.notes if note.startswith("left: ")}
     for action, path, _ in reply.changes:
         if path not in left:
-            out.write(f"{_WORDS[action]} {path}\n")
+            out.write(f"{_WORDS.get(action, action)} {path}\n")
     for note in reply.notes:
         if note not in told:
             out.write(f"{note}\n")

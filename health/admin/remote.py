@@ -24,11 +24,13 @@ from health.admin.install import InstallError
 from health.admin.node import LOCK_S, MARK, PROBE_S, AdminReply, AdminRequest
 from robust_slurm import commands
 from robust_slurm.command_line.progress import ProgressBar
+from robust_slurm.text import one_line, shown
 
 WORKERS = 16
 CONNECT_S = 10.0  # each of: connection, the server's banner, authentication
 COMMAND_S = LOCK_S + PROBE_S + 30.0  # the node's own message comes before our time is over
 REPLY_LIMIT = 4 << 20  # bytes
+REPLY_LINE = 2000  # characters of an error
 KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
 
 
@@ -177,7 +179,7 @@ def _command(client: paramiko.SSHClient, node: str, access: Access, text: str) -
         timer.cancel()
     for line in reversed(out.splitlines()):
         if line.startswith(MARK):
-            return AdminReply(**json.loads(line[len(MARK) :]))
+            return read_reply(line[len(MARK) :])
     if late.is_set():
         return AdminReply(
             error=f"{node} accepted the SSH login, but did not finish within {COMMAND_S:g} s: its "
@@ -187,6 +189,26 @@ def _command(client: paramiko.SSHClient, node: str, access: Access, text: str) -
     return AdminReply(
         error=f"{access.python} -m health.admin.node did not answer there: {said}; do the nodes "
         "see the prefix?"
+    )
+
+
+def read_reply(text: str) -> AdminReply:
+    """Read a node's reply as text for a terminal, one line each but for the diffs.
+
+    A node may send anything. Raises ValueError for what is no reply.
+    """
+    try:
+        found = AdminReply(**json.loads(text))
+        changes = [(str(action), str(path), str(diff)) for action, path, diff in found.changes]
+        notes = [one_line(str(note)) for note in found.notes]
+    except (ValueError, TypeError, RecursionError):
+        raise ValueError("its reply is not understood") from None
+    return AdminReply(
+        one_line(str(found.error), REPLY_LINE),
+        one_line(str(found.identity)),
+        [(one_line(action), one_line(path), shown(diff)) for action, path, diff in changes],
+        notes,
+        found.done is True,
     )
 
 
@@ -200,7 +222,7 @@ def _output(transport: paramiko.Transport, access: Access, text: str) -> tuple[s
     except OSError:  # it ended already; what it said is more telling
         pass
     out, err = _read(channel.recv), _read(channel.recv_stderr)
-    said = " ".join((err or out).split())[-300:]
+    said = one_line(" ".join((err or out).split())[-300:])
     return out, said or f"exit code {channel.recv_exit_status()}"
 
 
@@ -223,7 +245,7 @@ def _why(node: str, access: Access, error: Exception) -> str:
             f"attack; "
             f"if it is new: ssh-keygen -R {shlex.quote(access.host(node))}, then add its key"
         )
-    text = str(error) or type(error).__name__
+    text = one_line(str(error)) or type(error).__name__  # parts of it may be the peer's
     if isinstance(error, paramiko.AuthenticationException):
         which = access.identity or "no key of the agent or ~/.ssh"
         return f"user {access.user}: {text}; {which} was accepted? (ssh-add, authorized_keys)"
@@ -235,7 +257,7 @@ def _why(node: str, access: Access, error: Exception) -> str:
     if isinstance(error, socket.gaierror):
         return f"no address for this name: {error.strerror}"
     if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
-        text = str(error.strerror)
+        text = one_line(str(error.strerror))
     # paramiko's words when no banner came, and when the time for the key exchange is over.
     silent = text.startswith(("Error reading SSH protocol banner", "No existing session"))
     silent = silent or isinstance(error, TimeoutError)

@@ -206,9 +206,11 @@ def is_dry(words: Sequence[str], env: Mapping[str, str]) -> bool:
 
 
 def say(text: str) -> None:
-    """One line to slurmd's log."""
+    """One line to slurmd's log; parts of it may be a user's."""
+    from robust_slurm.text import shown
+
     try:
-        os.write(2, f"robust: {text}\n".encode(errors="backslashreplace"))
+        os.write(2, f"robust: {shown(text)}\n".encode(errors="backslashreplace"))
     except OSError:
         pass
 

@@ -1,5 +1,9 @@
 """Output as the terminal, the locale and the reader can take it.
 
+Much of what a command prints was written by others: users, nodes, other programs. So no control
+character gets through but line ends and tabs (``text.shown``); what sets colours asks for
+``styled``.
+
 An ASCII locale (LC_ALL=C, LANG=C) gets letters of ASCII instead of bytes that it cannot show;
 NO_COLOR and TERM=dumb get no colours.
 """
@@ -11,8 +15,10 @@ import io
 import os
 import sys
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import IO, Any, cast
+
+from robust_slurm.text import shown
 
 _HANDLER = "robust-plain"
 _ASCII = {
@@ -52,17 +58,30 @@ class OutputError(Exception):
 
 
 class Output:
-    """A stream whose failing writes raise OutputError, and no OSError that a command handles."""
+    """A stream whose failing writes raise OutputError, and no OSError that a command handles.
 
-    def __init__(self, stream: IO[str]) -> None:
+    ``own``: its escape sequences are ours, and what others wrote is clean already.
+    """
+
+    def __init__(self, stream: IO[str], *, own: bool = False) -> None:
         self._stream = stream
+        self._own = own
+
+    def styled(self) -> Output:
+        """Return the same stream for text with escape sequences of ours."""
+        return Output(self._stream, own=True)
 
     def write(self, text: str) -> int:
         """Write; OutputError."""
         try:
-            return self._stream.write(text)
+            return self._stream.write(text if self._own else shown(text))
         except OSError as err:
             raise OutputError(err) from err
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write each; OutputError."""
+        for line in lines:
+            self.write(line)
 
     def flush(self) -> None:
         """Flush; OutputError."""
@@ -80,6 +99,12 @@ def output(stream: IO[str] | None) -> IO[str]:
     if stream is None:
         stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - to the end
     return stream if isinstance(stream, Output) else cast("IO[str]", Output(stream))
+
+
+def styled(stream: IO[str]) -> IO[str]:
+    """Return the stream for text with escape sequences of ours, in which all that others wrote is
+    clean (``text.one_line``, ``text.shown``)."""
+    return cast("IO[str]", stream.styled()) if isinstance(stream, Output) else stream
 
 
 def abandon(stream: IO[str]) -> None:
@@ -128,7 +153,8 @@ def _letter(char: str) -> str:
 
 
 def encoded(text: str) -> bytes:
-    """Return the bytes of a line for stderr, as the locale can show it."""
+    """Return the bytes of a line for stderr, as the terminal and the locale can show it."""
+    text = shown(text)
     if not text.isascii() and is_ascii(os.environ):
         text = plain(text)
     return text.encode(errors="backslashreplace")

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from typing import IO, Literal
+from collections.abc import Iterable
+from typing import IO, Any, Literal
 
 from rich.console import Console
+from rich.segment import Segment
 from rich.table import Table
+
+from robust_slurm.text import shown
+
+from .plain_text import styled
 
 # Without a terminal (a pipe, a log) nothing says how wide a line may be, and cutting loses facts.
 PIPE_WIDTH = 200
 
 
+class _Clean(Console):
+    """Lets no control character of a text through: rich removes some, but no ESC."""
+
+    def render(self, *args: Any, **words: Any) -> Iterable[Segment]:
+        for segment in super().render(*args, **words):
+            text, style, control = segment
+            yield segment if control or text.isprintable() else Segment(shown(text), style)
+
+
 def console(file: IO[str]) -> Console:
-    """Return a console that never reads markup, emoji codes or links out of data."""
+    """Return a console that never reads markup, emoji codes, links or escapes out of data."""
     width = None if file.isatty() else PIPE_WIDTH
-    return Console(file=file, width=width, markup=False, emoji=False, highlight=False)
+    file = styled(file)
+    return _Clean(file=file, width=width, markup=False, emoji=False, highlight=False)
 
 
 def plain_table(*headings: str, texts: int = 99) -> Table:

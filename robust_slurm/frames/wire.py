@@ -56,6 +56,18 @@ class Codec:
         """True once the peer has sent a frame that proves it has the key."""
         return self._received > 0
 
+    @property
+    def wanted(self) -> int:
+        """Number of bytes until the end of what is coming in: the preface, a frame's head or its
+        payload. Who reads no more at a time leaves all that follows in the socket."""
+        have = len(self._buffer)
+        if not self._session:
+            return PREFACE - have
+        if have < _HEAD.size + MAC:
+            return _HEAD.size + MAC - have
+        (length,) = _HEAD.unpack_from(self._buffer)
+        return int(_HEAD.size + MAC + length - have)
+
     def preface(self) -> bytes:
         return MAGIC + bytes([VERSION]) + self._nonce
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -28,14 +29,19 @@ from robust_slurm.slurm.values import ParseError
 _JOB_ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,10}|\+[0-9]{1,5})?", re.ASCII)
 _NODE_LIST = 4000  # characters of a node list that squeue is asked for
 STANDBY = "robust-standby-"  # and the training's id: the name of a job that holds a node for it
-_CLAIM = re.compile(rf"(\d+)\|([A-Z_]+)\|([^|\s]+)\|(\S*)\|{STANDBY}(\d{{1,10}})", re.ASCII)
+MOST_CLAIMS = 64  # jobs of one user that wait for standby nodes, or hold them
+_CLAIM = re.compile(rf"{STANDBY}(\d{{1,10}})", re.ASCII)
 _STEP = re.compile(
     r"^ *StepId=(\d+\.\d+) .*\bState=RUNNING\b.* NodeList=(\S+) .*\bSrunHost:Pid=(\S+):(\d+)"
 )
 
 
 class Questions(SlurmCommands):
-    """Reads Slurm. Use it as ``Slurm``, which adds the orders."""
+    """Reads Slurm. Use it as ``Slurm``, which adds the orders.
+
+    A list of many jobs is asked for without names, comments or other text of users: any of it may
+    hold a newline, and behind it a line of another job. What counts is read by the job's id.
+    """
 
     def config(self) -> dict[str, str]:
         """slurmctld's configuration as ``scontrol show config`` prints it."""
@@ -65,36 +71,32 @@ class Questions(SlurmCommands):
         argv = ("scontrol", "write", "batch_script", job_argument(job_id), "-")
         return self._run(argv, retry=True).stdout
 
-    def jobs(self, user: str | None = None) -> list[Job]:
-        """All jobs that slurmctld still knows, finished ones too; of one owner, if named.
+    def jobs(self, user: str, after: int = 0) -> list[Job]:
+        """A user's jobs that have not finished, with ids above ``after``; each is read alone.
 
-        A name or comment may hold a newline and behind it a whole invented record, so each record
-        must agree in id and owner with squeue's list, which has no free text; a job that is printed
-        twice is asked for alone. A job that still cannot be read in one way only is left out.
+        A name or comment may hold a newline and behind it a whole invented record, so a list of
+        many jobs has no free text. A job that cannot be read in one way only is left out.
         """
         until = self._until()
-        argv = ("scontrol", "-a", "-o", "show", "job")
-        text = self._run(argv, until=until, retry=True).stdout
-        owners = {number: row[0] for number, row in self._squeue("%U", until).items()}
-        found: dict[int, list[Job]] = {}
-        for line in parse.split_records(text, "job"):
-            try:
-                job = job_from(parse.fields(line, "job"))
-            except ParseError:
-                continue
-            if owners.get(job.id) == str(job.uid):
-                found.setdefault(job.id, []).append(job)
         out: list[Job] = []
-        for number, told in found.items():
+        for number, row in sorted(self._squeue("%u|%T", until).items()):
+            if number <= after or len(row) != 2 or row[0] != user or row[1] in FINISHED:
+                continue
             try:
-                job = told[0] if len(told) == 1 else self._job(number, until)
+                job = self._job(number, until)
             except SlurmError as error:
                 if error.transient:
                     raise
                 continue
-            if user is None or job.user == user:
+            if job.user == user:
                 out.append(job)
         return out
+
+    def reserved(self, reservation: str) -> list[int]:
+        """Ids of the jobs in a reservation that have not finished."""
+        argv = ("squeue", "-h", "-a", "-R", reservation, "-o", "%A|%T")
+        rows = [line.split("|") for line in self._run(argv, retry=True).stdout.splitlines()]
+        return [int(r[0]) for r in rows if len(r) == 2 and r[0].isdecimal()]
 
     def job_states(self) -> dict[int, str]:
         """Job id → base state of every job that slurmctld still knows: short, no free text."""
@@ -148,16 +150,36 @@ class Questions(SlurmCommands):
     def standby_claims(self, partition: str) -> list[StandbyClaim]:
         """Return all users' jobs of a partition that hold or await a standby node, by their names.
 
-        Any user can give a job such a name, for anybody's training.
+        Any user can give a job such a name, for anybody's training, but only a job of his own: a
+        name may hold a newline and behind it an invented job, so each is read alone, and once. Of
+        a user, no more than MOST_CLAIMS jobs are looked at, the oldest first.
         """
-        argv = ("squeue", "-h", "-a", "-p", partition, "-o", "%A|%T|%u|%N|%j")
-        found = map(_CLAIM.fullmatch, self._run(argv, retry=True).stdout.splitlines())
-        with _readable(argv):
-            return [
-                StandbyClaim(int(m[1]), int(m[5]), m[2], m[3], values.expand(m[4]))
-                for m in found
-                if m is not None
-            ]
+        until = self._until()
+        argv = ("squeue", "-h", "-a", "-p", partition, "-o", "%A|%T|%u|%N")
+        text = self._run(argv, until=until, retry=True).stdout
+        rows = [line.split("|") for line in text.splitlines()]
+        listed = sorted((int(r[0]), r[1:]) for r in rows if len(r) == 4 and r[0].isdecimal())
+        seen = Counter[str]()
+        found: list[StandbyClaim] = []
+        for number, (state, user, nodes) in listed:
+            seen[user] += 1
+            if seen[user] > MOST_CLAIMS:
+                continue
+            of = _CLAIM.fullmatch(self._name(number, until))
+            if of is not None:
+                with _readable(argv):
+                    names = values.expand(nodes)
+                found.append(StandbyClaim(number, int(of[1]), state, user, names))
+        self._names = {number: self._names[number] for number, _ in listed if number in self._names}
+        return found
+
+    def _name(self, number: int, until: float) -> str:
+        """Return the name of a job as it was when it was read first; "" for one that is gone."""
+        if number not in self._names:
+            argv = ("squeue", "-h", "-a", "-j", str(number), "-o", "%j")
+            done = self._run(argv, until=until, retry=True, allow=("not_found", "invalid"))
+            self._names[number] = done.stdout.removesuffix("\n")
+        return self._names[number]
 
     def placements(self) -> dict[int, JobPlacement]:
         """Return the places of all jobs that hold nodes now, by id: short, no free text."""

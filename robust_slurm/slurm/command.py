@@ -46,6 +46,7 @@ class SlurmCommands:
         self._why = why
         self._environ = dict(os.environ if environ is None else environ)
         self._query_env = query_env(self._environ)
+        self._names: dict[int, str] = {}  # of jobs that were asked for theirs
 
     def ping(self) -> bool:
         """True if a slurmctld, primary or backup, answers."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from robust_slurm.state_dir import job_dirs as names
 from robust_slurm.state_dir.ledger import WITHDRAWN
 from robust_slurm.state_dir.records import (
+    MAX_MEMBERS,
     IncidentRecord,
     NodeReport,
     Roster,
@@ -35,6 +36,50 @@ MAX_JOBS = 500  # the newest job directories that are looked into
 MAX_REPORTS = 1000  # per job
 MAX_STEPS = 100  # rosters per job
 MAX_ENTRIES = 1_000_000  # of the jobs' directory, listed
+MAX_INCIDENTS = 1000  # of a job, the newest
+MAX_NAMES = 20_000  # of a job's own directory, listed
+OWNER_BYTES = 64 << 20
+"""Read of one user's directories, all jobs together; each file costs FILE_COST beside its size,
+each object in it OBJECT_COST. What is beyond is not read, the oldest jobs first."""
+FILE_COST = 4 << 10
+OBJECT_COST = 128
+
+
+class RecordBudget:
+    """The work that is left for one user's files, over all of the user's jobs."""
+
+    def __init__(self, most: int = 0) -> None:
+        """``most``: 0 for OWNER_BYTES."""
+        self._most = self._left = most or OWNER_BYTES
+        self._told = False
+
+    def spend(self, size: int = 0, files: int = 0, objects: int = 0) -> None:
+        """Take from it what was read, and how many objects it has become."""
+        self._left -= size + files * FILE_COST + objects * OBJECT_COST
+
+    def over(self, path: Path, problems: list[str]) -> bool:
+        """Return whether nothing is left for a file or directory; the first time, that is added to
+        ``problems``."""
+        if self._left > 0:
+            return False
+        if not self._told:
+            self._told = True
+            most = f"{self._most >> 20} MiB of records of one user are read"
+            problems.append(f"not read: {clean(str(path))} and what follows: at most {most}")
+        return True
+
+
+class RecordBudgets:
+    """A budget for each user, so that no user's files make the readers slow for the others."""
+
+    def __init__(self, most: int = 0) -> None:
+        """``most``: see RecordBudget."""
+        self._most = most
+        self._of: dict[int | None, RecordBudget] = {}
+
+    def of(self, directory: Path) -> RecordBudget:
+        """Return the budget of a directory's owner."""
+        return self._of.setdefault(names.owner(str(directory)), RecordBudget(self._most))
 
 
 @dataclass
@@ -105,15 +150,18 @@ def _job_dirs(
             if named is not None and only in (None, named[0]):
                 found.setdefault(named[0], []).append((entry.name, named[1]))
     newest = max(known, default=max(found, default=0))
-    ids = sorted((job for job in found if job <= newest), reverse=True)
+    # Slurm's jobs come first: anybody can make directories for any number of jobs that it forgot.
+    ids = sorted((job for job in found if job <= newest), key=lambda job: (job not in known, -job))
     chosen: list[tuple[int, Path]] = []
+    older = 0
     for number, job in enumerate(ids):
         if len(chosen) >= most:
-            return chosen, len(ids) - number
+            older = len(ids) - number
+            break
         name = _of_job(jobs, job, found[job], known.get(job))
         if name:
             chosen.append((job, jobs / name))
-    return chosen, 0
+    return sorted(chosen, reverse=True), older
 
 
 def _of_job(
@@ -131,24 +179,36 @@ def _of_job(
 
 
 def read_state(
-    state_dir: Path, owners: Mapping[int, int] | None = None, only: int | None = None
+    state_dir: Path,
+    owners: Mapping[int, int] | None = None,
+    only: int | None = None,
+    nodes: int = MAX_MEMBERS,
 ) -> StateFiles:
-    """Rosters and reports of all jobs, or of one; ``owners`` and ``only``: see ``job_dirs``."""
+    """Rosters and reports of all jobs, or of one; ``owners`` and ``only``: see ``job_dirs``.
+
+    ``nodes``: how many Slurm has; a job has no more.
+    """
     found = StateFiles()
+    budgets = RecordBudgets()
     for job, directory in job_dirs(state_dir, found.problems, owners, only=only):
         found.directory = directory
-        found.rosters += read_rosters(job, directory, found.problems)
-        found.reports += _node_reports(directory, found.problems)
+        budget = budgets.of(directory)
+        found.rosters += read_rosters(job, directory, found.problems, budget, nodes)
+        found.reports += _node_reports(directory, found.problems, budget)
     return found
 
 
-def read_rosters(job: int, job_dir: Path, problems: list[str]) -> list[Roster]:
+def read_rosters(
+    job: int, job_dir: Path, problems: list[str], budget: RecordBudget, nodes: int = MAX_MEMBERS
+) -> list[Roster]:
     """The last reports of a job's steps; what could not be read is added to ``problems``."""
     found: list[Roster] = []
-    for path in _listed(job_dir, "roster.", MAX_STEPS, problems):
-        if (raw := content(path, ROSTER_BYTES, problems)) is None:
+    for path in _listed(job_dir, "roster.", MAX_STEPS, problems, budget):
+        if (raw := content(path, ROSTER_BYTES, problems, budget=budget)) is None:
             continue
-        roster = roster_from(decode(raw))
+        roster = roster_from(decode(raw), nodes)
+        if roster is not None:
+            budget.spend(objects=sum(1 + len(node.ranks) for node in roster.nodes))
         if roster is not None and roster.job_id == job:
             found.append(roster)
         else:
@@ -156,12 +216,12 @@ def read_rosters(job: int, job_dir: Path, problems: list[str]) -> list[Roster]:
     return found
 
 
-def _node_reports(job_dir: Path, problems: list[str]) -> list[NodeReport]:
+def _node_reports(job_dir: Path, problems: list[str], budget: RecordBudget) -> list[NodeReport]:
     """Return the job's reports against nodes; withdrawn ones say why, and when."""
     said: list[NodeReport] = []
     wrong: dict[tuple[str, str], NodeReport] = {}
-    for path in _listed(job_dir / "accusations", "", MAX_REPORTS, problems):
-        if (raw := content(path, REPORT_BYTES, problems)) is None:
+    for path in _listed(job_dir / "accusations", "", MAX_REPORTS, problems, budget):
+        if (raw := content(path, REPORT_BYTES, problems, budget=budget)) is None:
             continue
         report = node_report_from(decode(raw))
         if report is None:
@@ -194,12 +254,14 @@ def read_jobs(
     """Reports and incidents of the newest jobs, newest first, and what could not be read."""
     problems: list[str] = []
     found: list[JobRecord] = []
+    budgets = RecordBudgets()
     for job, directory in job_dirs(state_dir, problems, owners, most):
-        incidents, wrong = read_incidents(directory)
+        budget = budgets.of(directory)
+        incidents, wrong = read_incidents(directory, budget)
         uid = names.owner(str(directory))
         problems += wrong
         rosters = (
-            read_rosters(job, directory, problems)
+            read_rosters(job, directory, problems, budget)
             if any(one.outcome == "requeued" for one in incidents)
             else []
         )
@@ -207,7 +269,7 @@ def read_jobs(
             JobRecord(
                 job,
                 -1 if uid is None else uid,
-                tuple(_node_reports(directory, problems)),
+                tuple(_node_reports(directory, problems, budget)),
                 tuple(incidents),
                 tuple(rosters),
             )
@@ -215,23 +277,33 @@ def read_jobs(
     return found, problems
 
 
-def _withdrawals(job_dir: Path, problems: list[str]) -> list[NodeReport]:
+def _withdrawals(job_dir: Path, problems: list[str], budget: RecordBudget) -> list[NodeReport]:
     """Return the withdrawals of reports; malformed ones are listed by ``_node_reports``."""
     found = []
-    for path in _listed(job_dir / "accusations", "", MAX_REPORTS, problems, WITHDRAWN):
-        raw = content(path, REPORT_BYTES, problems)
+    for path in _listed(job_dir / "accusations", "", MAX_REPORTS, problems, budget, WITHDRAWN):
+        raw = content(path, REPORT_BYTES, problems, budget=budget)
         if raw is not None and (one := node_report_from(decode(raw))) is not None:
             found.append(one)
     return found
 
 
 def _listed(
-    directory: Path, prefix: str, most: int, problems: list[str], end: str = ".json"
+    directory: Path,
+    prefix: str,
+    most: int,
+    problems: list[str],
+    budget: RecordBudget,
+    end: str = ".json",
 ) -> list[Path]:
+    if budget.over(directory, problems):
+        return []
     try:
+        with os.scandir(directory) as entries:
+            listed = [entry.name for entry in islice(entries, MAX_NAMES)]
+        budget.spend(files=1, objects=len(listed))
         names = sorted(
             name
-            for name in (path.name for path in directory.iterdir())
+            for name in listed
             if name.startswith(prefix) and not name.startswith(".") and name.endswith(end)
         )
     except (FileNotFoundError, NotADirectoryError):
@@ -244,11 +316,22 @@ def _listed(
     return [directory / name for name in names[-most:]]
 
 
-def content(path: Path, limit: int, problems: list[str], tail: bool = False) -> bytes | None:
-    """Return what ``read_capped`` does; None for a file that is not there, and for one that cannot
-    be read, which adds a line to ``problems``."""
+def content(
+    path: Path,
+    limit: int,
+    problems: list[str],
+    tail: bool = False,
+    budget: RecordBudget | None = None,
+) -> bytes | None:
+    """Return what ``read_capped`` does; None for a file that is not there or beyond the budget, and
+    for one that cannot be read, which adds a line to ``problems``."""
+    if budget is not None and budget.over(path, problems):
+        return None
     try:
-        return read_capped(path, limit, tail)
+        raw = read_capped(path, limit, tail)
+        if budget is not None:
+            budget.spend(len(raw), files=1)
+        return raw
     except FileNotFoundError:  # never written, or removed since it was listed
         return None
     except OSError as error:
@@ -267,18 +350,26 @@ def log_of(job_dir: Path | None) -> str:
     return clean(str(job_dir / names.LOG)) if found else ""
 
 
-def read_incidents(job_dir: Path | None) -> tuple[list[IncidentRecord], list[str]]:
+def read_incidents(
+    job_dir: Path | None, budget: RecordBudget | None = None
+) -> tuple[list[IncidentRecord], list[str]]:
     """A job's incidents as amended by withdrawals, oldest first, and problems with their files."""
     if job_dir is None:
         return [], []
+    budget = budget or RecordBudget()
     path = job_dir / "incidents.jsonl"
     problems: list[str] = []
-    raw = content(path, INCIDENTS_BYTES, problems, tail=True)
+    raw = content(path, INCIDENTS_BYTES, problems, tail=True, budget=budget)
     if raw is None:
         return [], problems
+    lines = raw.split(b"\n")  # the last one is empty, or torn
+    if len(lines) > MAX_INCIDENTS + 1:
+        problems.append(f"{path}: only the newest {MAX_INCIDENTS} incidents were read")
+        raw = b"\n".join(lines[-MAX_INCIDENTS - 1 :])
     found, bad, torn = incidents_from(raw)
+    budget.spend(objects=4 * len(found))
     if bad:
         problems.append(f"{path}: {bad} unreadable lines skipped")
     if torn:
         problems.append(f"{path}: torn last line skipped")
-    return amend(found, _withdrawals(job_dir, problems)), problems
+    return amend(found, _withdrawals(job_dir, problems, budget)), problems

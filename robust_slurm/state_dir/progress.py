@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from robust_slurm.state_dir.files import content
+from robust_slurm.state_dir.files import RecordBudget, content
 from robust_slurm.state_dir.records import clean, decode, moment, number, whole
 
 NAME = "progress.jsonl"
@@ -59,14 +59,15 @@ class JobRun:
     launched: float | None = None  # when all ranks had been started for the first time
 
 
-def read_progress(job_dir: Path | None) -> tuple[list[JobRun], list[str]]:
+def read_progress(
+    job_dir: Path | None, budget: RecordBudget | None = None
+) -> tuple[list[JobRun], list[str]]:
     """Return the runs of a job, oldest first, and what could not be read."""
     if job_dir is None:
         return [], []
     problems: list[str] = []
-    raw = content(
-        job_dir / NAME, BYTES, problems, tail=True
-    )  # a job of an older robust-srun has none
+    # A job of an older robust-srun has none.
+    raw = content(job_dir / NAME, BYTES, problems, tail=True, budget=budget)
     return progress_from(raw or b""), problems
 
 

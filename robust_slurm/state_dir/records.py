@@ -18,6 +18,9 @@ from robust_slurm.state_dir.plain import number as number
 from robust_slurm.state_dir.plain import whole as whole
 from robust_slurm.state_dir.plain import words as words
 
+MAX_MEMBERS = 20_000  # nodes of a roster, where nobody knows how many Slurm has
+MAX_NODE_RANKS = 1024  # of one node
+
 _FORMER_ACTIONS = {"swap_companion": "swap_standby"}  # of records written before 0.1.0
 
 
@@ -135,8 +138,8 @@ class NodeReport:
     cause: str = ""  # of the incident, as a withdrawal corrects it
 
 
-def roster_from(data: object) -> Roster | None:
-    """A roster, or None when job id or time are missing."""
+def roster_from(data: object, nodes: int = MAX_MEMBERS) -> Roster | None:
+    """A roster, or None when job id or time are missing. ``nodes``: the most that it may have."""
     if not isinstance(data, dict):
         return None
     job_id, updated = whole(data.get("job_id")), moment(data.get("updated"))
@@ -157,7 +160,7 @@ def roster_from(data: object) -> Roster | None:
         ranks=whole(data.get("ranks")) or whole(data.get("world_size")) or 0,
         step=whole(data.get("step")),
         step_time_s=number(data.get("step_time_s")),
-        nodes=tuple(_members(data.get("nodes"), job_id)),
+        nodes=tuple(_members(data.get("nodes"), job_id, nodes)),
         incidents=whole(data.get("incidents")) or 0,
         lost_steps=whole(data.get("lost_steps")),
         unproductive_s=number(data.get("unproductive_s")),
@@ -185,11 +188,11 @@ def _checkpoint(data: object) -> Checkpoint | None:
     )
 
 
-def _members(data: object, job_id: int) -> Iterator[Member]:
-    for item in data if isinstance(data, list) else ():
+def _members(data: object, job_id: int, most: int) -> Iterator[Member]:
+    for item in data[:most] if isinstance(data, list) else ():
         if isinstance(item, dict) and (name := clean(item.get("name"), 255)):
             ranks = item.get("ranks")
-            listed = ranks if isinstance(ranks, list) else []
+            listed = ranks[:MAX_NODE_RANKS] if isinstance(ranks, list) else []
             own = whole(item.get("job_id"))
             yield Member(
                 name=name,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from srun_wrapper.command.rank_env import parse_tasks_per_node
 from srun_wrapper.protocol.messages import Start
@@ -57,7 +57,10 @@ def job_of(place: Place, start: Start) -> int:
     return int(start.env.get("SLURM_JOB_ID", place.job_id))
 
 
-def shim_address(key: bytes, place: Place) -> bytes:
-    """Abstract socket name that only holders of the step's key can compute."""
-    where = f"{place.job_id}.{place.step_id}.{place.node_index}".encode()
-    return b"\0robust-" + hashlib.blake2b(where, key=key[:64], digest_size=16).hexdigest().encode()
+def shims_socket(run_dir: Path, place: Place) -> str:
+    """Return the path on which a node's agent listens for the other shims.
+
+    It is in the agent's private directory, which has a new name each time that an agent starts: an
+    abstract name would be anybody's as soon as the agent has died.
+    """
+    return str(run_dir / f"shims-{place.node_index}.sock")

@@ -22,7 +22,7 @@ from typing import NoReturn
 import msgspec
 
 from robust_slurm.checkpoint.transfer import interface
-from robust_slurm.memory_dir import MemoryDir
+from robust_slurm.memory_dir import MemoryDir, existing
 from srun_wrapper.agent import task_log
 from srun_wrapper.agent.connections.link import Link
 from srun_wrapper.agent.connections.silence import SilenceVerdict
@@ -31,7 +31,7 @@ from srun_wrapper.agent.filesystems import command_paths
 from srun_wrapper.agent.last_duty import last_duty
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.node_agent import Agent
-from srun_wrapper.agent.place import SECRETS, Place, place_from, shim_address
+from srun_wrapper.agent.place import SECRETS, Place, place_from, shims_socket
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.processes.guardian import Restart, guarded
 from srun_wrapper.agent.processes.starting import never_vfork
@@ -100,8 +100,7 @@ class Shim:
         Raises Restart when the node's agent has died.
         """
         if self._place.local == 0:
-            name = f"{self._place.job_id}.{self._place.step_id}"
-            self._run_dir = MemoryDir(name)
+            self._run_dir = MemoryDir(self._memory_name())
             run_dir = self._run_dir.path
             self._make_slot(run_dir)
             nodes = 1 << 16 if self._place.standby_request else self._place.step_nodes
@@ -192,15 +191,12 @@ class Shim:
     # -- a shim that is not the agent
 
     def _find_agent(self) -> None:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.connect(shim_address(self._key, self._place))
-        except OSError as err:
-            sock.close()
+        sock = self._connected()
+        if sock is None:
             if time.monotonic() >= self._give_up_at:
                 sys.stderr.write(
                     f"robust-task: {self._place.node}: local task 0 of this step does not "
-                    f"answer after {self._options.task_start_limit / 2:g} s ({err.strerror})\n"
+                    f"answer after {self._options.task_start_limit / 2:g} s\n"
                 )
                 self._loop.stop()
                 return
@@ -215,6 +211,21 @@ class Shim:
             on_close=self._agent_gone,
         )
         self._link.send(SlotHello(self._place.local, self._place.task, os.getpid()))
+
+    def _connected(self) -> socket.socket | None:
+        """Return a connection to the node's agent; None: there is none yet."""
+        for run_dir in existing(self._memory_name()):
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                sock.connect(shims_socket(run_dir, self._place))
+            except OSError:  # of an agent that has died, or has just begun
+                sock.close()
+                continue
+            return sock
+        return None
+
+    def _memory_name(self) -> str:
+        return f"{self._place.job_id}.{self._place.step_id}"
 
     def _from_agent(self, link: Link, payload: bytes) -> None:
         try:

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from robust_slurm.text import shown
 from srun_wrapper.protocol.messages import Logged
 
 MOST = 20  # lines of one robust-task within WINDOW
@@ -65,7 +66,7 @@ class _ToStderr(logging.Handler):
         if hasattr(record, "told"):
             return
         try:
-            line = f"robust-task: {record.getMessage().rstrip()}\n"
+            line = f"robust-task: {shown(record.getMessage().rstrip())}\n"
             os.write(2, line.encode(errors="backslashreplace"))
         except OSError:
             pass  # srun may be gone, and stderr with it

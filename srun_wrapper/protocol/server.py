@@ -12,7 +12,8 @@ from typing import Literal, get_args
 
 import msgspec
 
-from robust_slurm.frames.framed import Framed
+from robust_slurm.frames.admission import Strangers
+from robust_slurm.frames.framed import BATCH, Framed, admission, widen
 from robust_slurm.frames.wire import WireError
 from srun_wrapper.protocol.messages import FromAgent, Message, PeerAsk, decode_from_agent, encode
 
@@ -33,10 +34,11 @@ class Connection(Framed):
         key: bytes,
         on_message: Callable[[Connection, Message], None],
         on_close: Callable[[Connection], None],
+        strangers: Strangers[Framed],
         skipped: set[str] | None = None,
     ) -> None:
         """``skipped``: kinds of messages that were logged as unknown, on any connection."""
-        super().__init__(key)
+        super().__init__(key, strangers)
         self._skipped = set() if skipped is None else skipped
         self._on_message = on_message
         self._on_close = on_close
@@ -75,6 +77,7 @@ class Connection(Framed):
                 self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
         self.closed = True
         self._on_close(self)
 
@@ -86,13 +89,14 @@ async def listen(
 ) -> tuple[asyncio.Server, int]:
     """Listen on all addresses, on a port of the kernel's choice. Returns the server and port."""
     loop = asyncio.get_running_loop()
-    skipped = set[str]()
+    skipped, strangers = set[str](), admission()
     server = await loop.create_server(
-        lambda: Connection(key, on_message, on_close, skipped),
+        lambda: Connection(key, on_message, on_close, strangers, skipped),
         host="0.0.0.0",  # agents come from all nodes; they must prove the key
         port=0,
-        backlog=4096,
+        backlog=BATCH,
     )
+    widen(server)
     return server, int(server.sockets[0].getsockname()[1])
 
 

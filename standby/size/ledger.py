@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from robust_slurm.state_dir.files import MAX_STEPS, ROSTER_BYTES, content, job_dirs
+from robust_slurm.state_dir.files import MAX_STEPS, ROSTER_BYTES, RecordBudgets, content, job_dirs
 from robust_slurm.state_dir.node_events import FLEET
 from robust_slurm.state_dir.records import Roster, clean, decode, roster_from
 from robust_slurm.text import counted
@@ -33,6 +33,7 @@ INCIDENTS_BYTES = 16 << 20  # the newest end of a file is read
 CHRONICLE_BYTES = 64 << 20
 HISTORY_BYTES = 8 << 20
 JOBS_BYTES = 512 << 20  # of all jobs' files together, which users write
+USER_BYTES = 128 << 20  # of one user's
 JOBS_ENTRIES = 1_000_000  # nodes' times and lost nodes in them
 MAX_PROBLEMS = 20
 
@@ -47,6 +48,7 @@ class Ledger:
         self.spans: dict[int, list[Span]] = {}
         self.problems: list[str] = []
         self._bytes = JOBS_BYTES
+        self._budgets = RecordBudgets(USER_BYTES)
         self._entries = JOBS_ENTRIES
         self._jobs()
         self._nodes()
@@ -124,7 +126,7 @@ class Ledger:
         if self._bytes < limit:
             self._bytes = 0
             return None
-        raw = content(path, limit, self.problems, tail)
+        raw = content(path, limit, self.problems, tail, self._budgets.of(path.parent))
         self._bytes -= len(raw or b"")
         return raw
 

@@ -10,13 +10,12 @@ from pathlib import Path
 
 from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.state_dir import job_dirs as names
-from robust_slurm.state_dir.files import job_dirs, read_incidents, read_rosters
+from robust_slurm.state_dir.files import RecordBudgets, job_dirs, read_incidents, read_rosters
 from robust_slurm.state_dir.progress import JobRun, Point, read_progress
 from robust_slurm.state_dir.records import IncidentRecord, Roster, clean
 from status.accounts.timeline import JobHistory, redone
 from status.model import LIVE, SlurmView, status_of
 
-INCIDENTS = 1000  # of one job, the newest
 UserOf = Callable[[int, str], str]
 
 
@@ -37,18 +36,16 @@ def read_histories(
 ) -> tuple[list[JobHistory], list[str]]:
     """The histories of the newest jobs, newest first, and what could not be read."""
     problems: list[str] = []
-    found = []
+    found, budgets = [], RecordBudgets()
     for job, directory in job_dirs(state_dir, problems, view.owners, only=only):
-        rosters = read_rosters(job, directory, problems)
-        incidents, wrong = read_incidents(directory)
-        runs, bad = read_progress(directory)
+        budget = budgets.of(directory)
+        rosters = read_rosters(job, directory, problems, budget)
+        incidents, wrong = read_incidents(directory, budget)
+        runs, bad = read_progress(directory, budget)
         problems += [*wrong, *bad]
         uid = names.owner(str(directory))
         owner = -1 if uid is None else uid
         name = user(owner, rosters[0].user if rosters else "")
-        if len(incidents) > INCIDENTS:
-            problems.append(f"job {job}: only the newest {INCIDENTS} incidents are counted")
-            incidents = incidents[-INCIDENTS:]
         for run in runs:
             run.points, run.placings = paces(run.points, incidents), []
         if (one := history(job, name, owner, rosters, incidents, runs, view, now)) is not None:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import IO
 
+from robust_slurm.command_line.plain_text import output, styled
+
 HOME, CLEAR_LINE, CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 CLEAR = "\x1b[2J"
 
@@ -41,13 +43,13 @@ def watch(
     try:
         while True:
             page = _Page(out)
-            code = show(page)
+            code = show(output(page))
             lines = [*page.getvalue().splitlines(), time.strftime("%H:%M:%S") + "  ^C ends"]
             if in_place:
                 text = HOME + "".join(f"{line}{CLEAR_LINE}\n" for line in lines) + CLEAR_BELOW
-                out.write((CLEAR if first else "") + text)
+                styled(out).write((CLEAR if first else "") + text)
             else:
-                out.write("\n".join(lines) + "\n\n")
+                styled(out).write("\n".join(lines) + "\n\n")
             out.flush()
             first = False
             wait(every)

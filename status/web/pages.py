@@ -6,6 +6,7 @@ import io
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -15,11 +16,13 @@ from status.metrics.families import Family
 from status.metrics.textfile import collect
 from status.report.write import ReportError, fill, rendered
 from status.show import Cluster, NoRecordError, print_json, read_cluster, read_job
-from status.source import RecordSource
+from status.source import RecordSource, ask_slurm
 from status.views.overview import duration, node_word
 
 FRESH_S = 5.0  # s for which a page is reused, however often it is requested
 MOST_CACHED = 64
+NEW_JOBS = 10  # pages of jobs that are not kept, made in FRESH_S; more are refused with 503
+JOB_WAIT_S = 2.0  # for other jobs' pages that are being made
 REFRESH_S = 15  # s after which a browser loads a page anew
 _JOB = re.compile(r"/job/([1-9]\d{0,9})", re.ASCII)
 HTML = "text/html; charset=utf-8"
@@ -36,7 +39,11 @@ class Response:
 
 
 class Pages:
-    """Makes the pages, and keeps each for FRESH_S, so that visitors cannot overload Slurm."""
+    """Makes the pages, and keeps each for FRESH_S, so that visitors cannot overload Slurm.
+
+    Any number of jobs can be asked for: their pages share one look at Slurm, are made one at a time
+    and not too many of them, and hold up no other page.
+    """
 
     def __init__(
         self, source: RecordSource, encode: Encode, clock: Callable[[], float] = time.monotonic
@@ -44,7 +51,9 @@ class Pages:
         self._source = source
         self._encode = encode
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock, self._job_lock = threading.Lock(), threading.Lock()
+        self._new: deque[float] = deque(maxlen=NEW_JOBS)
+        self._keeping = threading.Lock()
         self._made: dict[str, tuple[float, Any]] = {}
 
     def get(self, path: str, accept: str = "") -> Response:
@@ -58,13 +67,34 @@ class Pages:
             body, kind = self._encode(made, accept)
             return Response(200, kind, body)
         if (match := _JOB.fullmatch(path)) is not None:
-            number = int(match[1])
-            return self._fresh(path, lambda: self._job(number))
+            return self._job_page(path, int(match[1]))
         return _plain(404, "no such page: / /job/ID /metrics /status.json")
 
-    def _job(self, number: int) -> Response:
+    def _job_page(self, path: str, number: int) -> Response:
+        made: Response | None
+        made, known = self._kept(path)
+        if made is not None:
+            return made
+        with self._keeping:
+            now = self._clock()
+            if not known and len(self._new) == NEW_JOBS and now - self._new[0] < FRESH_S:
+                return _BUSY
+            if not known:
+                self._new.append(now)
+        if not self._job_lock.acquire(timeout=JOB_WAIT_S):
+            return _BUSY
         try:
-            found = read_job(number, self._source, with_account=True)
+            made = self._kept(path)[0]
+            return made or self._keep(path, self._job(number))
+        finally:
+            self._job_lock.release()
+
+    def _job(self, number: int) -> Response:
+        view = self._kept("slurm")[0]
+        if view is None:
+            view = self._keep("slurm", ask_slurm(self._source.door, with_nodes=False))
+        try:
+            found = read_job(number, self._source, with_account=True, view=view)
             return Response(200, HTML, rendered(found, REFRESH_S).encode())
         except NoRecordError:
             return _plain(404, f"no record of job {number}")
@@ -73,16 +103,23 @@ class Pages:
 
     def _fresh(self, key: str, make: Callable[[], T]) -> T:
         with self._lock:  # one look at Slurm at a time
-            now = self._clock()
-            kept: tuple[float, T] | None = self._made.get(key)
-            if kept is not None and now - kept[0] < FRESH_S:
-                return kept[1]
-            value = make()
+            made: T | None = self._kept(key)[0]
+            return made if made is not None else self._keep(key, make())
+
+    def _kept(self, key: str) -> tuple[Any, bool]:
+        """Return what is kept and fresh, or None; and whether anything is kept."""
+        with self._keeping:
+            when, made = self._made.get(key, (0.0, None))
+            fresh = made is not None and self._clock() - when < FRESH_S
+            return made if fresh else None, made is not None
+
+    def _keep(self, key: str, value: T) -> T:
+        with self._keeping:
             self._made.pop(key, None)
             self._made[key] = (self._clock(), value)
             while len(self._made) > MOST_CACHED:
                 del self._made[next(iter(self._made))]
-            return value
+        return value
 
 
 def _overview(found: Cluster) -> Response:
@@ -110,6 +147,13 @@ def _json(found: Cluster) -> Response:
     text = io.StringIO()
     print_json(found.as_json(), text)
     return Response(200, "application/json", text.getvalue().encode())
+
+
+_BUSY = Response(
+    503,
+    "text/plain; charset=utf-8",
+    f"too many pages of jobs are asked for: load this one again in {FRESH_S:g} s\n".encode(),
+)
 
 
 def _plain(status: int, text: str) -> Response:

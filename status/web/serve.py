@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import ipaddress
 import os
 import signal
 import socket
-import sys
 import threading
-import time
+import traceback
 from collections.abc import Collection, Sequence
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import IO, Any, NoReturn
+from http.server import BaseHTTPRequestHandler
+from typing import IO, NoReturn, Self
 from urllib.parse import urlsplit
 
 from robust_slurm.command_line import BAD_INPUT, NO, OK
@@ -26,14 +26,19 @@ from robust_slurm.command_line.errors import CommandError, warn
 from robust_slurm.command_line.parser import Parser
 from robust_slurm.command_line.run import run
 from robust_slurm.config import ConfigError, load
+from robust_slurm.frames.admission import Strangers
+from robust_slurm.frames.lobby import Lobby
+from robust_slurm.frames.wire import WireError
 from robust_slurm.slurm import SlurmError
 from status.metrics.families import Family
 from status.source import RecordSource, demo, real
 from status.web.pages import Encode, Pages, Response
 
 PORT = 9812
-MOST_AT_ONCE = 16  # connections; more are refused with 503
-IDLE_S = 10.0  # for a request to come in, however slowly
+MOST_AT_ONCE = 16  # requests that are answered; for a further one the slowest reader gives way
+MOST_WAITING = 256  # connections whose request is not whole; the oldest gives way
+IDLE_S = 10.0  # for a request to come in, and for its answer to be read, however slowly
+HEAD_BYTES = 16 << 10  # of a request
 _FULL = b"HTTP/1.0 503 Service Unavailable\r\nContent-Type: text/plain\r\n\r\n"
 EXTRA = "prometheus-client is not installed; install it: pip install 'robust-slurm[serve]'"
 _HEADERS = {
@@ -46,69 +51,127 @@ _HEADERS = {
 }
 
 
-class StatusServer(ThreadingHTTPServer):
-    """Serves the pages; ``names``: Host headers that are accepted, without port."""
+class _RequestHead:
+    """The head of a request, as far as it has come: a connection is nobody's until it is whole."""
 
-    daemon_threads = True
+    wanted = HEAD_BYTES
+
+    def __init__(self) -> None:
+        self._data = b""
+
+    def preface(self) -> bytes:
+        return b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        self._data += data
+        if b"\r\n\r\n" in self._data or b"\n\n" in self._data:
+            return [self._data]
+        if len(self._data) > HEAD_BYTES:
+            raise WireError("the head of a request is too long")
+        return []
+
+
+class StatusServer:
+    """Serves the pages; ``names``: Host headers that are accepted, without port.
+
+    A request gets a thread once it is whole. Neither connections that send nothing nor readers that
+    do not read keep others out: the oldest of them gives way.
+    """
 
     def __init__(self, address: tuple[str, int], pages: Pages, names: Collection[str]) -> None:
+        """Bind the address. Raises OSError."""
         self.pages = pages
         self.names = {name.lower() for name in names}
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._listener = socket.create_server(address, family=family, backlog=MOST_WAITING)
+        self.server_port = int(self._listener.getsockname()[1])
         self._room = threading.BoundedSemaphore(MOST_AT_ONCE)
-        self._since: dict[socket.socket, float] = {}
-        """Connections whose request is not whole yet, and when each was accepted."""
-        if ":" in address[0]:
-            self.address_family = socket.AF_INET6
-        super().__init__(address, _Handler)
+        self._lock = threading.Lock()
+        self._readers: Strangers[socket.socket] = Strangers(_cut, MOST_AT_ONCE, IDLE_S)
+        self._over = threading.Event()
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Give the connection a thread, unless there are as many as are served at once."""
-        if not self._room.acquire(blocking=False):
-            with contextlib.suppress(OSError):
-                request.setblocking(False)
-                request.send(_FULL + b"too many requests at once\n")
-            self.shutdown_request(request)
-            return
-        self._since[request] = time.monotonic()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+
+    def serve_forever(self) -> None:
+        """Serve until ``shutdown``."""
+        lobby = Lobby(self._listener, _RequestHead, self._admit, "web", MOST_WAITING, IDLE_S)
         try:
-            super().process_request(request, client_address)
-        except BaseException:  # no thread
-            self._over(request)
+            self._over.wait()
+        finally:
+            lobby.close().join()
+
+    def shutdown(self) -> None:
+        """End ``serve_forever``; callable from any thread."""
+        self._over.set()
+
+    def _admit(self, sock: socket.socket, _proof: _RequestHead, head: bytes) -> None:
+        """Give a whole request a thread, unless there are as many as are answered at once."""
+        if not self._room.acquire(blocking=False):
+            with self._lock:
+                given_way = self._readers.evict()
+            if not (given_way and self._room.acquire(timeout=1.0)):
+                with contextlib.suppress(OSError):
+                    sock.send(_FULL + b"too many requests at once\n")
+                sock.close()
+                return
+        try:
+            threading.Thread(
+                target=self._answer, args=(sock, head), name="web-answer", daemon=True
+            ).start()
+        except RuntimeError:
+            self._room.release()
             raise
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    def _answer(self, sock: socket.socket, head: bytes) -> None:
         try:
-            super().process_request_thread(request, client_address)
+            _Handler(sock, head, self)
+        except OSError:  # the reader has gone, or is too slow
+            pass
+        except Exception:  # noqa: BLE001 - one request's fault must not end the server
+            traceback.print_exc()
         finally:
-            self._over(request)
+            self.has_read(sock)
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_WR)
+            with self._lock:  # nobody shuts down another socket of this number
+                sock.close()
+            self._room.release()
 
-    def arrived(self, request: Any) -> None:
-        """Note that a connection's request is whole."""
-        self._since.pop(request, None)
+    def reads(self, sock: socket.socket) -> None:
+        """Note that it is the reader's turn: an answer is being sent."""
+        with self._lock:
+            self._readers.enter(sock)
 
-    def _over(self, request: Any) -> None:
-        self.arrived(request)
-        self._room.release()
+    def has_read(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._readers.leave(sock)
 
-    def service_actions(self) -> None:
-        """End connections whose request takes too long to come; called all the time."""
-        for request, since in list(self._since.items()):
-            if time.monotonic() - since > IDLE_S:
-                self.arrived(request)
-                with contextlib.suppress(OSError):
-                    request.shutdown(socket.SHUT_RDWR)
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Print nothing when a reader disconnects, instead of a traceback each time."""
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handle_error(request, client_address)  # type: ignore[arg-type]
+def _cut(sock: socket.socket, _why: str) -> None:
+    """End a connection that another thread uses."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(BaseHTTPRequestHandler):
     timeout = IDLE_S
-    server: StatusServer
     server_version = "robust-status"
     sys_version = ""
+
+    def __init__(self, sock: socket.socket, head: bytes, server: StatusServer) -> None:
+        """Answer the request whose head is given."""
+        self._head = head
+        self.status = server
+        super().__init__(sock, ("", 0), server)  # type: ignore[arg-type]
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BytesIO(self._head)
 
     def do_GET(self) -> None:
         self._answer(with_body=True)
@@ -117,8 +180,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(with_body=False)
 
     def _answer(self, with_body: bool) -> None:
-        self.server.arrived(self.request)
         response = self._response()
+        self.status.reads(self.request)
         self.send_response(response.status)
         for name, value in _HEADERS.items():
             self.send_header(name, value)
@@ -130,14 +193,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _response(self) -> Response:
         hosts = self.headers.get_all("Host") or []
-        if len(hosts) != 1 or host_name(hosts[0]) not in self.server.names:
+        if len(hosts) != 1 or host_name(hosts[0]) not in self.status.names:
             return Response(421, "text/plain", b"this server has another name: see --allow-host\n")
         try:
             path = self.path.partition("?")[0]
-            return self.server.pages.get(path, self.headers.get("Accept") or "")
+            return self.status.pages.get(path, self.headers.get("Accept") or "")
         except Exception as error:  # noqa: BLE001 - one page's fault must not end the server
-            print(f"robust-status: {self.path[:80]!r}: {type(error).__name__}: {error}",
-                  file=sys.stderr)  # fmt: skip
+            text = f"{self.path[:80]!r}: {type(error).__name__}: {error}"
+            warn("robust-status serve", text)
             return Response(500, "text/plain", b"internal error; see the server's stderr\n")
 
     def log_message(self, format: str, *args: object) -> None:

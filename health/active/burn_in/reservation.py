@@ -99,9 +99,8 @@ def _end(slurm: Slurm, name: str, keep: bool, said: Callable[[str], None]) -> No
     error: SlurmError | None = None
     while True:
         try:
-            for job in slurm.jobs():
-                if job.reservation == name and not job.finished:
-                    slurm.cancel(job.id)
+            for job in slurm.reserved(name):
+                slurm.cancel(job)
             if keep:
                 said(f"reservation {name} is kept; to remove it: {_by_hand(name)}")
             else:

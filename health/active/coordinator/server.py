@@ -8,7 +8,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from robust_slurm.frames.framed import Framed
+from robust_slurm.frames.admission import Strangers
+from robust_slurm.frames.framed import BATCH, Framed, admission, widen
 from robust_slurm.frames.wire import WireError
 
 # A node that loses its power closes nothing: the kernel asks after 10 s, and gives up 10 s later.
@@ -26,8 +27,8 @@ class WorkerLink(Framed):
 
     refused = (WireError, ValueError, RecursionError)
 
-    def __init__(self, server: Server) -> None:
-        super().__init__(server.key)
+    def __init__(self, server: Server, strangers: Strangers[Framed]) -> None:
+        super().__init__(server.key, strangers)
         self._server = server
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.broken = ""
@@ -58,6 +59,7 @@ class WorkerLink(Framed):
             self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
         self._server.links.discard(self)
         if not self.closed.done():
             self.closed.set_result(None)
@@ -82,7 +84,11 @@ class Server:
     async def open(self, host: str) -> int:
         """Listen on a free port and return it. Raises OSError."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: WorkerLink(self), host, 0, backlog=4096)
+        strangers = admission()
+        self._server = await loop.create_server(
+            lambda: WorkerLink(self, strangers), host, 0, backlog=BATCH
+        )
+        widen(self._server)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self, message: dict[str, Any], patience_s: float) -> None:

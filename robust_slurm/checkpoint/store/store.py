@@ -100,13 +100,12 @@ class Store:
             return
         if socket.has_dualstack_ipv6():
             listener = socket.create_server(
-                ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128
+                ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
             )
         else:
-            listener = socket.create_server(("", 0), backlog=128)
-        listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ, self._peers.accept)
+            listener = socket.create_server(("", 0), backlog=1024)
         self.port = listener.getsockname()[1]
+        self._peers.listen(listener)
 
     # -- what the supervisor asks
 

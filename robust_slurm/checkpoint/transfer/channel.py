@@ -32,11 +32,17 @@ class NotListeningError(BrokenError):
 
 
 class Channel:
-    """``idle``: seconds without one byte moving until the connection counts as broken."""
+    """``idle``: seconds without one byte moving until the connection counts as broken.
 
-    def __init__(self, sock: socket.socket, key: bytes, *, server: bool, idle: float) -> None:
+    ``first``: the payload by which the peer has already proved that it has the key.
+    """
+
+    def __init__(
+        self, sock: socket.socket, codec: Codec, *, idle: float, first: bytes | None = None
+    ) -> None:
         self._sock = sock
-        self._codec = Codec(key, server=server)
+        self._codec = codec
+        self._first = first
         self._idle = idle
         self._receive_timeout = -1.0
         self.closed = False
@@ -72,6 +78,9 @@ class Channel:
         return message
 
     def _receive(self, forever: bool) -> Message:
+        if self._first is not None:
+            first, self._first = self._first, None
+            return _message(first)
         if forever:
             self._wait_forever()
         deadline = time.monotonic() + self._idle
@@ -82,13 +91,7 @@ class Channel:
             if length > MAX_FRAME:  # the codec has refused it already
                 raise BrokenError(f"frame of {length} bytes")
             payloads = self._feed(self._exactly(length, deadline))
-        try:
-            message = json.loads(payloads[0])
-        except (ValueError, RecursionError, IndexError):
-            message = None
-        if not isinstance(message, dict) or not isinstance(message.get("op"), str):
-            raise BrokenError("a message that is not understood")
-        return message
+        return _message(payloads[0] if payloads else b"")
 
     def send_file(
         self, fd: int, offset: int, count: int, pace: Callable[[int], int] | None = None
@@ -177,6 +180,17 @@ class Channel:
             raise BrokenError(str(err)) from None
 
 
+def _message(payload: bytes) -> Message:
+    """Read a payload. Raises BrokenError for what is no message of ours."""
+    try:
+        message = json.loads(payload)
+    except (ValueError, RecursionError):
+        message = None
+    if not isinstance(message, dict) or not isinstance(message.get("op"), str):
+        raise BrokenError("a message that is not understood")
+    return message
+
+
 def _timeval(seconds: float) -> bytes:
     return struct.pack("@ll", int(seconds), int(seconds % 1 * 1_000_000))
 
@@ -195,7 +209,7 @@ def connect(
         raise NotListeningError("no process listens there") from None
     except (OSError, UnicodeError, OverflowError) as err:
         raise BrokenError(getattr(err, "strerror", None) or str(err) or "cannot connect") from None
-    channel = Channel(sock, key, server=False, idle=idle)
+    channel = Channel(sock, Codec(key, server=False), idle=idle)
     opened(channel)
     try:
         channel.greet()

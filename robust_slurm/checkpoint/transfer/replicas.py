@@ -15,8 +15,10 @@ from robust_slurm.checkpoint.store.shelf import REPLICA, Shelf, ShelfRecord
 from robust_slurm.checkpoint.transfer.channel import BrokenError, Channel, Message, numbers
 from robust_slurm.checkpoint.transfer.incoming import Incoming
 from robust_slurm.checkpoint.transfer.sending import AbandonedError, Offer, send
+from robust_slurm.frames.lobby import Lobby
+from robust_slurm.frames.wire import Codec
 
-MAX_CONNECTIONS = 4096
+MAX_CONNECTIONS = 4096  # of peers that have the key
 # As many as the owner has itself: with two, the loss of a node could leave no common step.
 SLOTS = 3
 HOLD = 10.0  # s for which an offer waits until all ranks are past the step before
@@ -35,7 +37,7 @@ class _Pair:
 
 
 class PeerServer:
-    """Serves each connection in a thread of its own."""
+    """Serves each peer that has the key in a thread of its own."""
 
     def __init__(
         self,
@@ -51,6 +53,7 @@ class PeerServer:
         self._pairs: dict[int, _Pair] = {}
         self._epoch = 0
         self._closed = False
+        self._lobby: Lobby[Codec] | None = None
         self._slots = SLOTS
         self._everywhere = self._passed = -1
         self._turns: dict[int, int] = {}  # owner → how often it has begun anew, as it says
@@ -59,21 +62,23 @@ class PeerServer:
 
     # -- called by the store
 
-    def accept(self, sock: socket.socket) -> None:
-        """Serve a new connection."""
+    def listen(self, listener: socket.socket) -> None:
+        """Serve the peers that connect and prove that they have the key."""
+        self._lobby = Lobby(
+            listener, lambda: Codec(self._key, server=True), self._admit, "ckpt-peers"
+        )
+
+    def _admit(self, sock: socket.socket, codec: Codec, first: bytes) -> None:
+        """Give a peer that has the key a thread. Raises RuntimeError, OSError."""
         with self._lock:
             if self._closed or len(self._channels) >= MAX_CONNECTIONS:
                 sock.close()
                 return
-            channel = Channel(sock, self._key, server=True, idle=self._idle)
+            channel = Channel(sock, codec, idle=self._idle, first=first)
             thread = threading.Thread(
                 target=self._serve, args=(channel,), name="ckpt-peer", daemon=True
             )
-            try:
-                thread.start()
-            except RuntimeError as err:  # the user has as many threads as are allowed
-                sock.close()
-                raise OSError(errno.EAGAIN, str(err)) from err
+            thread.start()
             self._channels[channel] = thread
 
     def begin(self, epoch: int, unwanted: Callable[[ShelfRecord], bool], step: int) -> None:
@@ -160,7 +165,8 @@ class PeerServer:
             self._closed = True
             for channel in self._channels:
                 channel.close()
-            return list(self._channels.values())
+            threads = list(self._channels.values())
+        return threads if self._lobby is None else [*threads, self._lobby.close()]
 
     def clear(self) -> None:
         """Remove files that are only partly received."""
@@ -188,7 +194,6 @@ class PeerServer:
 
     def _serve(self, channel: Channel) -> None:
         try:
-            channel.greet()
             first = channel.receive()
             if first["op"] == "push":
                 self._push(channel, first)

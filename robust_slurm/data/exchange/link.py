@@ -19,6 +19,7 @@ from robust_slurm.data.exchange.wire import (
     unpack_metas,
     unpack_samples,
 )
+from robust_slurm.frames.wire import Codec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -177,7 +178,7 @@ class PeerLink:
     def _connected(self) -> None:
         """Connect, and take answers until the connection ends."""
         sock = socket.create_connection(self.place, timeout=SILENCE)
-        line = FrameSocket(sock, self._key, server=False, silence=SILENCE)
+        line = FrameSocket(sock, Codec(self._key, server=False), silence=SILENCE)
         try:
             line.greet()
             line.send({"op": "hello", "plan": self._plan})

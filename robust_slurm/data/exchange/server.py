@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +25,8 @@ from robust_slurm.data.exchange.wire import (
 )
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.sample import Ref
+from robust_slurm.frames.lobby import Lobby
+from robust_slurm.frames.wire import Codec
 
 if TYPE_CHECKING:
     import socket
@@ -36,12 +37,8 @@ if TYPE_CHECKING:
 
 BEAT = 0.5  # s between two signs of life
 QUIET = 30.0  # s without a word of the other end until it is taken for dead
-MOST = 4096  # connections
-NEW = 1024  # that have not shown the key yet: for a further one the oldest is ended. All nodes of
-# a job may come at once; each costs a thread and at most 64 KiB.
-GREETING = 5.0  # s to show it
+MOST = 4096  # connections of peers that have the key
 MOST_ASKED = 1024  # answers that a connection may wait for
-_PAUSE = 0.05  # s after an error that may well recur: a limit of the user, the job or the node
 _GROUP = 1 << 23  # bytes of samples in an answer, or one sample
 
 
@@ -62,67 +59,40 @@ class LaneServer:
         lanes: Collection[tuple[str, int]],
         shelf: LaneShelf,
     ) -> None:
-        self._key = key
         self._plan = plan
         self._lanes = frozenset(lanes)
         self._shelf = shelf
         self._lock = threading.Lock()
-        self._new: dict[FrameSocket, None] = {}  # anybody's, the oldest first
         self._open: set[FrameSocket] = set()
         self._closed = False
-        threading.Thread(
-            target=self._accept, args=(listener,), name="data-exchange", daemon=True
-        ).start()
+        # The listener is its maker's, for the process that comes after this one.
+        self._lobby = Lobby(
+            listener.dup(), lambda: Codec(key, server=True), self._admit, "data-exchange"
+        )
 
     def close(self) -> None:
         """End all connections. The listener is its maker's."""
+        self._lobby.close()
         with self._lock:
             self._closed = True
-            for line in (*self._new, *self._open):
+            for line in self._open:
                 line.close()
 
-    def _accept(self, listener: socket.socket) -> None:
-        """Accept connections until closed; no error ends that."""
-        listener.settimeout(1.0)
-        while not self._closed:
-            try:
-                sock, _ = listener.accept()
-            except TimeoutError:
-                continue
-            except OSError:  # socket.timeout is another class before Python 3.10
-                time.sleep(_PAUSE)
-                continue
-            try:
-                self._begin(sock)
-            except (OSError, RuntimeError):  # RuntimeError: no thread
-                sock.close()
-                time.sleep(_PAUSE)
-
-    def _begin(self, sock: socket.socket) -> None:
-        line = FrameSocket(sock, self._key, server=True, silence=GREETING)
+    def _admit(self, sock: socket.socket, codec: Codec, first: bytes) -> None:
+        """Give a peer that has the key a thread. Raises RuntimeError, OSError."""
+        line = FrameSocket(sock, codec, silence=QUIET, first=first)
         with self._lock:
-            self._new[line] = None
-            if len(self._new) > NEW:
-                oldest = next(iter(self._new))
-                del self._new[oldest]
-                oldest.close()
+            if self._closed or len(self._open) >= MOST:
+                sock.close()
+                return
+            self._open.add(line)
         thread = threading.Thread(target=self._serve, args=(line,), name="data-node", daemon=True)
         try:
             thread.start()
         except RuntimeError:
             with self._lock:
-                self._new.pop(line, None)
+                self._open.discard(line)
             raise
-
-    def _admit(self, line: FrameSocket) -> bool:
-        """Note that a peer has shown the key. Return whether it may stay."""
-        with self._lock:
-            self._new.pop(line, None)
-            if self._closed or len(self._open) >= MOST:
-                return False
-            self._open.add(line)
-        line.silence = QUIET
-        return True
 
     def _serve(self, line: FrameSocket) -> None:
         user = object()
@@ -131,11 +101,8 @@ class LaneServer:
             target=self._send, args=(line, answers), name="data-node-send", daemon=True
         )
         try:
-            line.greet()
             hello, _ = line.receive()
             if hello.get("op") != "hello" or hello.get("plan") != self._plan:
-                return
-            if not self._admit(line):
                 return
             sender.start()
             while True:
@@ -145,7 +112,6 @@ class LaneServer:
         finally:
             self._shelf.leave(user)
             with self._lock:
-                self._new.pop(line, None)
                 self._open.discard(line)
             line.close()
             answers.put(None)

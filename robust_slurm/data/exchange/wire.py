@@ -42,15 +42,18 @@ class CannotSend(Exception):
 class FrameSocket:
     """One connection. One thread receives; any may send, and ``close``.
 
-    ``silence``: seconds without one whole frame until it counts as broken.
+    ``silence``: seconds without one whole frame until it counts as broken. ``first``: the frame by
+    which the peer has already proved that it has the key.
     """
 
-    def __init__(self, sock: socket.socket, key: bytes, *, server: bool, silence: float) -> None:
+    def __init__(
+        self, sock: socket.socket, codec: Codec, *, silence: float, first: bytes | None = None
+    ) -> None:
         self._sock = sock
-        self._codec = Codec(key, server=server)
+        self._codec = codec
         self.silence = silence
         self._lock = threading.Lock()
-        self._frames: list[bytes] = []
+        self._frames: list[bytes] = [] if first is None else [first]
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000)

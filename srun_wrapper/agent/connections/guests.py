@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable
 from typing import NamedTuple
 
+from robust_slurm.frames.admission import Strangers
 from srun_wrapper.agent.connections.link import Link
 from srun_wrapper.agent.loop import Loop
 
@@ -43,7 +44,9 @@ class Guests:
         self._key = key
         self._calls = on_payload, on_close
         self._limits = limits
-        self._links: list[Link] = []
+        self._admission: Strangers[Link] = Strangers(
+            lambda link, why: link.close(why), limits.most, limits.seconds, loop.later
+        )
         sock.setblocking(False)
         loop.watch(sock, lambda _mask: self._accept(), write=False)
 
@@ -51,23 +54,29 @@ class Guests:
         peer = self._loop.accept(self._sock)
         if peer is None:
             return
-        heard, closed = self._calls
-        link = Link(self._loop, peer, self._key, server=True, on_payload=heard, on_close=closed)
+        link = Link(
+            self._loop,
+            peer,
+            self._key,
+            server=True,
+            on_payload=self._heard,
+            on_close=self._closed,
+        )
         self.admit(link)
-        if self._limits.stay:
-            self._loop.later(self._limits.stay, link.close)
 
     def admit(self, link: Link) -> None:
         """Add an accepted connection to those that have to authenticate."""
-        self._links = [each for each in self._links if not each.closed and not each.authenticated]
-        while len(self._links) >= self._limits.most:
-            self._links.pop(0).close("too many connections that do not authenticate")
-        self._links.append(link)
-        self._loop.later(self._limits.seconds, lambda: self._judge(link))
+        self._admission.enter(link)
+        if self._limits.stay:
+            self._loop.later(self._limits.stay, link.close)
 
-    def _judge(self, link: Link) -> None:
-        if not link.authenticated:
-            link.close("did not authenticate")
+    def _heard(self, link: Link, payload: bytes) -> None:
+        self._admission.leave(link)
+        self._calls[0](link, payload)
+
+    def _closed(self, link: Link, reason: str) -> None:
+        self._admission.leave(link)
+        self._calls[1](link, reason)
 
     def close(self) -> None:
         """Accept no more."""

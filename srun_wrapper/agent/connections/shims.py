@@ -12,7 +12,7 @@ import msgspec
 from srun_wrapper.agent.connections.guests import MOST, GuestLimits, Guests
 from srun_wrapper.agent.connections.link import Link
 from srun_wrapper.agent.loop import Loop
-from srun_wrapper.agent.place import Place, shim_address
+from srun_wrapper.agent.place import Place, shims_socket
 from srun_wrapper.protocol.messages import Message, SlotHello, SlotWelcome, decode_from_shim
 
 SHIM_HANDSHAKE = 30.0  # s; all shims of a node start at once
@@ -52,7 +52,9 @@ class Shims:
         self._slot_of: dict[Link, int] = {}
         self._over = False
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.bind(shim_address(key, place))
+        address = shims_socket(run_dir, place)
+        Path(address).unlink(missing_ok=True)
+        sock.bind(address)
         sock.listen(1024)
         limits = GuestLimits(MOST + place.local_tasks, SHIM_HANDSHAKE)
         self._guests = Guests(loop, sock, key, self._received, self._closed, limits)

@@ -57,7 +57,7 @@ def test_questions(lab: Cluster) -> None:
         "out = {'ping': slurm.ping(), 'config': slurm.config(),"
         " 'nodes': {n: x.state for n, x in slurm.nodes().items()},"
         " 'partitions': {n: [p.nodes, p.default] for n, p in slurm.partitions().items()},"
-        " 'states': slurm.job_states(), 'jobs': [j.id for j in slurm.jobs()],"
+        " 'states': slurm.job_states(), 'jobs': [j.id for j in slurm.jobs(job.user)],"
         " 'job': [job.name, job.comment, job.state, job.nodes, job.user, job.uid, job.batch_host,"
         "  job.restarts, job.requeue, job.partition], 'batch': slurm.batch_script(job.id)}",
     )

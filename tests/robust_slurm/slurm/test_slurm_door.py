@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from recorded_slurm import DATA, ENVIRON, OK, Recorded, door, failed, job_text, node_text, said
 
 from robust_slurm.slurm import Completed, Slurm, SlurmError
+from robust_slurm.slurm.ask import MOST_CLAIMS
 from robust_slurm.slurm.door import printable
 
 
@@ -40,25 +42,59 @@ def test_one_job_out_of_an_array() -> None:
     assert caught.value.kind == "invalid"
 
 
-def test_invented_jobs_are_not_listed() -> None:
-    table = {"show job": said("22.05-jobs.txt"), "squeue": said("22.05-squeue.txt")}
-    slurm, _ = door(table)
-    assert {job.id for job in slurm.jobs()} == {15, 16, 18, 19, 20, 21, 22, 23}
-    assert {job.id for job in slurm.jobs("root") if job.running} == {18, 22, 23}
-    assert slurm.jobs("nobody") == []
-
-
-def test_a_job_told_twice_is_asked_for_alone() -> None:
-    true = job_text("n[1-2]")
-    fake = "JobId=5 JobName=y UserId=a(7) GroupId=a(7) MCS_label=N/A JobState=FAILED NodeList=n9\n"
-    slurm, _ = door(
+def test_a_users_jobs_are_read_one_by_one() -> None:
+    """A name that holds a whole invented record is of no use in a list without names."""
+    true, forged = job_text("n[1-2]"), "JobId=5 JobName=y UserId=a(7) NodeList=n9\n"
+    listed = "5|ann|RUNNING\n4|ann|PENDING\n6|bob|RUNNING\n7|ann|COMPLETED\n8|ann|PENDING\n"
+    slurm, runner = door(
         {
             "show job 5": true,
-            "show job": Completed(0, fake + true.stdout, ""),
-            "squeue": Completed(0, "5|7\n", ""),
+            "show job 4": Completed(0, forged, ""),
+            "show job 8": failed("slurm_load_jobs error: Invalid job id specified"),
+            "squeue": Completed(0, listed, ""),
         }
     )
-    assert [job.state for job in slurm.jobs()] == ["RUNNING"]
+    user = slurm.job(5).user
+    slurm, runner = door({**runner.table, "squeue": Completed(0, listed.replace("ann", user), "")})
+    assert [(job.id, job.state) for job in slurm.jobs(user)] == [(5, "RUNNING")]
+    assert not any("%j" in word or word == "%k" for call in runner.calls for word in call)
+    assert slurm.jobs(user, after=5) == [] and slurm.jobs("nobody") == []
+
+
+def test_a_newline_in_a_jobs_name_claims_no_node_for_another_user() -> None:
+    """Asked for names, squeue printed the second line of one as a job of its own."""
+    name = "x\n901|PENDING|victim||robust-standby-500"
+    names = {700: "robust-standby-100", 900: name, 902: "robust-standby-500"}
+    owners = {700: "owner", 900: "mallory", 902: "mallory"}
+
+    def squeue(argv: Sequence[str], *_: object) -> Completed:
+        words = list(argv)
+        columns = words[words.index("-o") + 1]
+        asked = [int(words[words.index("-j") + 1])] if "-j" in words else list(names)
+        forms = {"%A": str, "%T": lambda _n: "PENDING", "%u": owners.get, "%N": lambda _n: "",
+                 "%j": names.get}  # fmt: skip
+        rows = ["|".join(str(forms[c](n)) for c in columns.split("|")) for n in asked]
+        return Completed(0, "".join(f"{row}\n" for row in rows), "")
+
+    slurm = Slurm(runner=squeue)
+    for _ in range(2):
+        found = [(one.id, one.of, one.user) for one in slurm.standby_claims("lease")]
+        assert found == [(700, 100, "owner"), (902, 500, "mallory")]
+
+
+def test_a_users_many_claims_cost_a_bounded_number_of_questions_once() -> None:
+    asked: list[Sequence[str]] = []
+
+    def squeue(argv: Sequence[str], *_: object) -> Completed:
+        asked.append(argv)
+        if "-j" in argv:
+            return Completed(0, "robust-standby-7\n", "")
+        return Completed(0, "".join(f"{n}|PENDING|mallory|\n" for n in range(1000, 2000)), "")
+
+    slurm = Slurm(runner=squeue)
+    assert len(slurm.standby_claims("lease")) == MOST_CLAIMS
+    assert len(slurm.standby_claims("lease")) == MOST_CLAIMS
+    assert len(asked) == MOST_CLAIMS + 2
 
 
 def test_job_states() -> None:

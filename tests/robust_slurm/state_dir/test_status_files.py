@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from status_records import accusation, incident, roster
 
-from robust_slurm.state_dir.files import INCIDENTS_BYTES, read_incidents, read_jobs, read_state
+from robust_slurm.state_dir import files
+from robust_slurm.state_dir.files import (
+    INCIDENTS_BYTES,
+    MAX_INCIDENTS,
+    read_incidents,
+    read_jobs,
+    read_state,
+)
 from robust_slurm.state_dir.records import (
     amend,
     incident_from,
@@ -164,8 +172,8 @@ def test_only_the_newest_end_of_a_huge_incident_file_is_read(tmp_path: Path) -> 
     count = INCIDENTS_BYTES // len(line) + 100
     (job / "incidents.jsonl").write_bytes(line * count)
     found, problems = read_incidents(job)
-    assert 0 < len(found) < count
-    assert problems == []
+    assert len(found) == MAX_INCIDENTS < count
+    assert problems == [f"{job}/incidents.jsonl: only the newest 1000 incidents were read"]
 
 
 def test_what_others_made_for_a_job_is_not_its_record(tmp_path: Path) -> None:
@@ -199,3 +207,72 @@ def test_older_jobs_that_are_left_out_are_a_problem_in_the_same_words(tmp_path: 
     where = tmp_path / "jobs"
     assert read_state(tmp_path).problems == [f"not read: 3 older jobs in {where}"]
     assert read_jobs(tmp_path, most=502)[1] == [f"not read: 1 older job in {where}"]
+
+
+def crowd(job: Path, name: str, raw: bytes, count: int) -> None:
+    """Make many files of one content."""
+    job.mkdir(parents=True, exist_ok=True)
+    (job / name.format(0)).write_bytes(raw)
+    for number in range(1, count):
+        os.link(job / name.format(0), job / name.format(number))
+
+
+def test_one_users_many_large_rosters_hold_up_nobody(tmp_path: Path) -> None:
+    """100 rosters of 4 MB cost every robust-status 200 s and 5 GiB."""
+    jobs = tmp_path / "jobs"
+    members = b",".join([b'{"name":"a"}'] * 300_000)
+    crowd(jobs / "9", "roster.{}.json", b'{"job_id":9,"updated":1,"nodes":[' + members + b"]}", 100)
+    crowd(jobs / "9" / "accusations", "n{}.json", b'{"node":"n1","time":1}', 900)
+    (jobs / "8").mkdir()
+    (jobs / "8" / "roster.0.json").write_text(json.dumps(roster(job_id=8)))
+    if os.getuid() == 0:
+        os.chown(jobs / "9", 20001, 20001)
+    began = time.process_time()
+    found = read_state(tmp_path, nodes=50)
+    assert time.process_time() - began < 10
+    assert all(len(one.nodes) <= 50 for one in found.rosters) and len(found.rosters) < 20
+    assert any("of records of one user" in problem for problem in found.problems)
+    if os.getuid() == 0:
+        assert [one.job_id for one in found.rosters][-1] == 8, "another user's job is read"
+
+
+@pytest.mark.parametrize(
+    ("name", "raw"),
+    [
+        ("roster.{}.json", b'{"job_id":9,"updated":1,"nodes":[{"name":"a"}]}'),
+        ("roster.{}.json", b'{"job_id":9,"updated":1,"nodes":[{"name":"a","ranks":[%s]}]}'
+         % b",".join([b"1"] * 500_000)),
+        ("accusations/n{}.json", b'{"node":"n1","time":1,"evidence":"x"}'),
+        ("incidents.jsonl", b'{"time":1}\n' * 300_000),
+    ],
+    ids=["small rosters", "ranks", "reports", "incidents"],
+)  # fmt: skip
+def test_a_user_has_one_budget_over_all_of_the_users_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, raw: bytes
+) -> None:
+    """Small files, many jobs, values that become many objects: each counts."""
+    monkeypatch.setattr(files, "OWNER_BYTES", 1 << 20)
+    first = tmp_path / "jobs" / "1"
+    (first / "accusations").mkdir(parents=True)
+    crowd(first, name, raw, 90 if "{" in name else 1)
+    for job in range(2, 30):
+        copied = tmp_path / "jobs" / str(job)
+        (copied / "accusations").mkdir(parents=True)
+        for path in [*first.glob("*.json*"), *(first / "accusations").iterdir()]:
+            os.link(path, copied / path.relative_to(first))
+    began = time.process_time()
+    read, problems = read_jobs(tmp_path)
+    state = read_state(tmp_path)
+    assert time.process_time() - began < 5
+    assert len(state.rosters) + len(state.reports) < 300
+    assert sum(len(one.incidents) for one in read) <= 5000
+    assert any("of one user" in line for line in (*problems, *state.problems))
+
+
+def test_jobs_of_slurm_are_read_before_directories_of_forgotten_ones(tmp_path: Path) -> None:
+    """Anybody may make directories of jobs that Slurm has forgotten, newer than a running one."""
+    for job in (7, *range(1000, 1600)):
+        (tmp_path / "jobs" / str(job)).mkdir(parents=True)
+    (tmp_path / "jobs" / "7" / "roster.0.json").write_text(json.dumps(roster(job_id=7)))
+    found = read_state(tmp_path, {7: os.getuid(), 1601: 5})
+    assert [one.job_id for one in found.rosters] == [7]

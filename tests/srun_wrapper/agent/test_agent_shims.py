@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import agent_node
 import pytest
 from agent_node import FakeSupervisor, Shim, wait
 
+from robust_slurm.memory_dir import MemoryDir, existing
 from srun_wrapper.agent import filesystems
 from srun_wrapper.agent.connections.link import Link
-from srun_wrapper.agent.place import shim_address
+from srun_wrapper.agent.place import shims_socket
 from srun_wrapper.protocol.messages import (
     Exited,
     Hello,
@@ -47,7 +48,7 @@ class Second:
 
         def connect() -> None:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            sock.connect(shim_address(key, shim.place))
+            sock.connect(shims_socket(shim.run_dir, shim.place))
             self.link = Link(
                 shim.loop,
                 sock,
@@ -193,7 +194,7 @@ def test_a_shim_that_dies_before_its_rank_runs_gets_the_order_again(
 def test_a_shim_without_the_key_is_nobody(supervisor: FakeSupervisor, two: Two) -> None:
     shim, _second = two
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
-        stranger.connect(shim_address(supervisor.key, shim.place))
+        stranger.connect(shims_socket(shim.run_dir, shim.place))
         stranger.sendall(b"hello, I am local id 1\n")
         stranger.settimeout(5.0)
         while stranger.recv(4096):
@@ -201,8 +202,27 @@ def test_a_shim_without_the_key_is_nobody(supervisor: FakeSupervisor, two: Two) 
     assert supervisor.of(SlotLost) == []
 
 
-def test_the_shims_meet_where_only_the_key_leads(supervisor: FakeSupervisor, shim: Shim) -> None:
-    address = shim_address(supervisor.key, shim.place)
-    assert address.startswith(b"\0robust-")
-    assert address != shim_address(b"x" * 32, shim.place)
-    assert address != shim_address(supervisor.key, replace(shim.place, node_index=1))
+def test_the_shims_meet_in_a_directory_that_nobody_else_can_take(
+    supervisor: FakeSupervisor, shim: Shim
+) -> None:
+    """An abstract name was anybody's once the agent had died, and the next agent had no other."""
+    assert Path(shims_socket(shim.run_dir, shim.place)).is_socket()
+    assert not Path("/proc/net/unix").read_text().count("@robust-")
+
+
+def test_directories_of_others_and_of_other_steps_are_not_looked_into(tmp_path: Path) -> None:
+    name = f"{os.getpid()}.7"
+    first, second, other = MemoryDir(name), MemoryDir(name), MemoryDir(f"{name}1")
+    try:
+        assert sorted(existing(name)) == sorted([first.path, second.path])
+        if os.getuid() == 0:
+            os.chown(first.path, 20001, 20001)
+            assert existing(name) == [second.path]
+        link = second.path.with_name(f"robust-{name}-abcdefgh")
+        link.symlink_to(tmp_path)
+        assert link not in existing(name)
+        link.unlink()
+    finally:
+        for each in (first, second, other):
+            each.close()
+    assert existing(name) == []

@@ -88,8 +88,8 @@ class Recorder:
     def job(self, _job_id: int) -> Job:
         return self._job
 
-    def jobs(self, user: str) -> list[Job]:
-        assert user == self._job.user
+    def jobs(self, user: str, after: int) -> list[Job]:
+        assert (user, after) == (self._job.user, self._job.id)
         return [self._job, *self.others]
 
     def nodes(self) -> dict[str, SlurmNode]:

@@ -258,7 +258,7 @@ def test_hostile_records_are_bounded(tmp_path: Path) -> None:
     hit = json.dumps(incident(time=T + 5, lost_steps=10**12)) + "\n"
     (job / "incidents.jsonl").write_text(hit * 5000)
     (made,), problems = read_histories(tmp_path, view(), NOW)
-    assert problems == ["job 7: only the newest 1000 incidents are counted"]
+    assert problems == [f"{job}/incidents.jsonl: only the newest 1000 incidents were read"]
     assert len(made.runs) <= 200 and len(made.incidents) == 1000
     assert sum(len(r.points) for r in made.runs) <= 1002
     done = account(made, NOW)

@@ -14,6 +14,7 @@ from robust_slurm.checkpoint.transfer import sending
 from robust_slurm.checkpoint.transfer.channel import BrokenError, Channel
 from robust_slurm.checkpoint.transfer.incoming import Incoming
 from robust_slurm.checkpoint.transfer.sending import AbandonedError, Offer
+from robust_slurm.frames.wire import Codec
 
 KEY = b"k" * 32
 
@@ -24,8 +25,8 @@ def pair(key: bytes = KEY, other: bytes = KEY, idle: float = 10.0) -> tuple[Chan
     server, _ = listener.accept()
     listener.close()
     return (
-        Channel(client, key, server=False, idle=idle),
-        Channel(server, other, server=True, idle=idle),
+        Channel(client, Codec(key, server=False), idle=idle),
+        Channel(server, Codec(other, server=True), idle=idle),
     )
 
 

@@ -137,6 +137,7 @@ class Shim:
             "port": supervisor.port,
         }
         self.place = Place(**(values | place))
+        self.run_dir = base
         self.key = supervisor.key
         self.loop = Loop()
         self.orders: list[Message] = []

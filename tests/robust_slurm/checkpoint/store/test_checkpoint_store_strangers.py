@@ -64,7 +64,9 @@ def test_where_no_thread_can_be_had_a_connection_is_closed_and_the_store_goes_on
                 if whose == "ckpt-rank":
                     FakeRank(a, 0).save(1)
                 else:
-                    _channel(a).receive()
+                    peer = _channel(a)  # it has the key; the thread comes with its first words
+                    peer.send({"op": "pull", "owner": 0, "step": 1})
+                    peer.receive()
             until(lambda: bool(refused), "the connection that gets no thread")
         rank = FakeRank(a, 0)
         rank.save(1)

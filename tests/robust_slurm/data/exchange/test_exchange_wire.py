@@ -21,7 +21,7 @@ from memory_source import MemorySource
 from too_few_threads import refuse_once
 from waiting import until
 
-from robust_slurm.data.exchange import joining, link, server, wire
+from robust_slurm.data.exchange import joining, link, wire
 from robust_slurm.data.exchange.link import PeerLink
 from robust_slurm.data.exchange.node import Exchange
 from robust_slurm.data.exchange.wire import (
@@ -41,6 +41,7 @@ from robust_slurm.data.lanes.local import LocalFeed
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.plan import Plan
 from robust_slurm.data.sample import Meta, Ref, Sample
+from robust_slurm.frames.admission import MOST
 from robust_slurm.frames.wire import Codec
 
 LANE = ("web", 0)
@@ -150,7 +151,7 @@ class Ends:
 
     def __init__(self, silence: float = 0.2) -> None:
         left, self.sock = self.pair = self._pair()
-        self.line = FrameSocket(left, KEY, server=True, silence=silence)
+        self.line = FrameSocket(left, Codec(KEY, server=True), silence=silence)
         self.codec = Codec(KEY, server=False)
         self.sock.sendall(self.codec.preface())
         self.line.greet()
@@ -253,21 +254,23 @@ def test_another_key_or_plan_and_lanes_that_are_none_are_turned_away(
     listener.close()
 
 
-def test_who_does_not_show_the_key_gives_way_and_a_thread_too_few_ends_nothing(
+def test_who_does_not_show_the_key_has_no_thread_and_gives_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server, "NEW", 4)
+    """Each stranger had a thread; one thread too few ends nothing."""
     refused = refuse_once(monkeypatch, "data-node")
     listener = socket.create_server(("127.0.0.1", 0))
     own = exchange_nodes.exchange(listener)
     place = listener.getsockname()[:2]
-    strangers = [socket.create_connection(place, 20) for _ in range(8)]
-    for each in strangers[:4]:  # the first for want of a thread
+    strangers = [socket.create_connection(place, 20) for _ in range(MOST + 8)]
+    for each in strangers[:8]:
         while each.recv(100):
             pass
+    assert not any(each.name == "data-node" for each in threading.enumerate())
+    assert refused
     friend = PeerLink(*place, KEY, own._plan)
     until(lambda: friend.up, "the connection of one that has the key")
-    assert not refused and len(own._server._new) <= 4
+    assert not refused, "the first time, it got no thread"
     for each in (friend, own, listener, *strangers):
         each.close()
 
