@@ -23,6 +23,7 @@ from health.history.node_reports import (
     ReportingJob,
     ReportsFound,
     Withdrawal,
+    answers,
     find,
 )
 from health.history.state import StateRules, node_state, strikes_of
@@ -31,6 +32,7 @@ from health.settings import Settings
 from robust_slurm.text import counted, one_line
 
 FIND_S = 2.0  # for the shared file system
+ANSWER_S = 0.5  # for its own answer, where the directory of one job gave none
 STRIKE_S = 1.5  # likewise, to write a strike down
 
 FAILED = Condition(
@@ -90,19 +92,31 @@ class Inquiry:
             return
         if self._claim is None:
             return
-        node = self._system.context.node
-        for note in which:
-            for job in note.reporting_jobs:
-                left = until - time.monotonic()
-                if left <= 0:
-                    return
-                found, failed = find(
-                    self._settings.state_dir, node, job, note.known, min(FIND_S, left)
-                )
-                if failed:
-                    self.errors.append(f"reports of job {job.of}: {failed}")
-                    return  # the file system is dead: the others lie there too
+        self._find(which, until)
+
+    def _find(self, which: Sequence[JobNote], until: float) -> None:
+        """Look into the directories of these jobs: only time ends it, never a user's directory."""
+        node, state_dir = self._system.context.node, self._settings.state_dir
+        share = 2 if len({note.uid for note in which}) > 1 else 1  # so that others have some left
+        silent: set[int] = set()
+        told: set[str] = set()
+        for note, job in [(one, job) for one in which for job in one.reporting_jobs]:
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            if job.uid in silent:
+                continue
+            found, failed = find(state_dir, node, job, note.known, min(FIND_S, left / share))
+            if not failed:
                 self._take(note, job, found)
+                continue
+            if failed not in told:
+                self.errors.append(f"reports of job {job.of}: {failed}")
+            told.add(failed)
+            if failed.startswith("no answer"):
+                if not answers(state_dir, min(ANSWER_S, until - time.monotonic())):
+                    return  # the file system is dead: the others lie there too
+                silent.add(job.uid)
 
     def _take(self, note: JobNote, job: ReportingJob, found: ReportsFound) -> None:
         names = [one.name for one in found.rejections] + self._withdraw(found.withdrawals)

@@ -199,3 +199,22 @@ def test_older_jobs_that_are_left_out_are_a_problem_in_the_same_words(tmp_path: 
     where = tmp_path / "jobs"
     assert read_state(tmp_path).problems == [f"not read: 3 older jobs in {where}"]
     assert read_jobs(tmp_path, most=502)[1] == [f"not read: 1 older job in {where}"]
+
+
+def test_a_mount_that_refuses_others_hides_no_other_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any user may mount a FUSE file system on a directory in ``jobs``: no record was read then."""
+    for job in (7, 8):
+        (tmp_path / "jobs" / str(job)).mkdir(parents=True)
+        (tmp_path / "jobs" / str(job) / "roster.0.json").write_text(json.dumps(roster(job_id=job)))
+    real = os.lstat
+
+    def lstat(path: Any, **at: Any) -> os.stat_result:
+        if str(path).endswith("/jobs/8"):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path, **at)
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    assert [one.job_id for one in read_state(tmp_path).rosters] == [7]
+    assert [one.job_id for one in read_jobs(tmp_path)[0]] == [7]
