@@ -18,6 +18,7 @@ from typing import Any
 
 from bench.attacks.attack import Got
 from bench.common import REPOSITORY, BenchError
+from health.settings_file import END
 from lab import Lab, linux
 
 MALLORY, VICTIM = 33001, 33002
@@ -101,7 +102,7 @@ class Room:
         )
         (self.top / "robust.toml").write_text(
             f'state_dir = "{self.top}/state"\n{top}\n[gate]\nspool = "{self.top}/spool"\n'
-            f'slurm_bin = "{self.top}/bin"\n{settings}\n'
+            f'slurm_bin = "{self.top}/bin"\n{settings}\n{END}\n'
         )
         if fakes:
             made = self.top / "bin" / "scontrol"

@@ -70,6 +70,10 @@ def _install(args: argparse.Namespace, out: IO[str]) -> int:
         )
     found = doctor.site_settings(str(own) if there else None)
     problems = [*found.problems, *doctor.job_settings(str(own) if there else None)[1]]
+    if args.nodes:  # where other versions may be in force
+        problems += found.notes
+    elif found.notes:
+        warn("robust-admin", found.notes[0])
     if problems:
         raise InstallError(f"{own} has errors; correct them first: {'; '.join(problems)}")
     prefix = render.find_prefix(args.prefix)

@@ -168,11 +168,12 @@ def _report(
     left_out: list[Check],
     outcomes: list[FamilyResult],
 ) -> GateReport:
-    off = set(settings.gate["disabled"])
+    off, notes = set(settings.gate["disabled"]), settings.notes
     order = {check.name: position for position, check in enumerate(chosen)}
     findings = [
         Finding("WARN", "tool", "config-unusable", "", one_line(problem), "none")
-        for problem in settings.problems
+        # Of a file that is used, the sweep and people hear: every job's prolog would record it.
+        for problem in (*settings.problems, *(() if where in ("prolog", "epilog") else notes))
     ]
     ran: list[Ran] = []
     tolerated: set[str] = set()

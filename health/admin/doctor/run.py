@@ -68,7 +68,8 @@ def main(
         asked = "was not asked" if error.no_command else "did not answer"
         what = f"{asked}; only this machine's files were checked: {error}"
         remarks = [Remark("fix", "Slurm", what, "shell", "scontrol ping")]
-        problems = [*_settings(etc).problems, *job_settings(_used(etc))[1]]
+        own = _settings(etc)
+        problems = [*own.problems, *own.notes, *job_settings(_used(etc))[1]]
         remarks += site_rules.of_settings(_toml(etc), os.path.lexists(_toml(etc)), problems)
         remarks += _machine(etc, True)
     finally:
@@ -103,7 +104,7 @@ def _slurm(
     found = site_settings(path)
     own, problems = job_settings(path)
     per_node = _per_node(path, list(nodes))
-    problems += [p for s in (found, *per_node.values()) for p in s.problems]
+    problems += [p for s in (found, *per_node.values()) for p in (*s.problems, *s.notes)]
     gpus = [
         NodeGpus(name, entry.gres, _expected(per_node.get(name, found)))
         for name, entry in nodes.items()
@@ -207,7 +208,7 @@ def site_settings(path: str | None, name: str = "") -> settings.Settings:
     from health.checks import ALL
 
     found = settings.load(path or _NO_FILE, name, ALL)
-    return found if path else found._replace(problems=())
+    return found if path else found._replace(problems=(), notes=())
 
 
 def job_settings(path: str | None) -> tuple[tuple[str, bool], list[str]]:
