@@ -3,8 +3,8 @@
 The file is read by root before every job: it must belong to root, not be writable by others and
 not be a link. A key that cannot be used keeps its default and is named in ``problems``. A file that
 is lost, written in part or unusable as a whole is named there too, and the last usable one stays in
-force (settings_last.py). ``notes`` are on a file that is used.
-Neither opens or closes the gate.
+force (settings_last.py). ``notes``: the problems of a file that is used all the same.
+``problems`` never open or close the gate.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def load(path: str | None, node: str, checks: Iterable[Check]) -> Settings:
             found, told, note = unmarked(file, text)
         else:
             found, told = kept or (parse(text), "")
-        merge.problems += [told] if told else []
+        merge.problems += [text for text in (told, note) if text]
     except FileNotFoundError as error:
         from health.settings_last import lost
 

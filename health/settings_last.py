@@ -54,15 +54,23 @@ def unmarked(path: str, text: str) -> tuple[Mapping[str, Any], str, str]:
     why = f"its last line is not `{END}`, so it may be written in part"
     cure = f"if it is whole: echo '{END}' >>{shlex.quote(path)}"
     tables, name = parse(text), os.path.basename(path) + SUFFIX  # noqa: PTH119
-    try:
-        kept, _ = read(path + SUFFIX)
-        parse(kept)
-    except (OSError, ValueError, RecursionError):
+    kept = _kept(path)
+    if not kept:
         return tables, "", f"{path}: {why}; it is used, as there is no {name} to use; {cure}"
     if kept == text:
         return tables, "", f"{path}: {why}; it is used, as {name} is the same; {cure}"
     found, told = instead(path, ValueError(why))
     return found, f"{told}; {cure}", ""
+
+
+def _kept(path: str) -> str:
+    """Return the text of the copy; "" if it cannot be used."""
+    try:
+        text, _ = read(path + SUFFIX)
+        parse(text)
+    except (OSError, ValueError, RecursionError):
+        return ""
+    return text if text.strip() else ""
 
 
 def _why(error: Exception) -> str:
@@ -72,14 +80,16 @@ def _why(error: Exception) -> str:
 
 
 def keep(path: str) -> str:
-    """Copy the file at ``path`` if it is usable and whole and differs from the copy, whose mode is
-    never wider than the file's. Return the error, or ""."""
+    """Copy the file at ``path`` if it is usable and differs from the copy, whose mode is never
+    wider than the file's. Return the error, or "".
+
+    A file without its last line is copied only where no copy can be used."""
     try:
         text, info = read(path)
         parse(text)
     except (OSError, ValueError, RecursionError):
         return ""  # every report says so
-    if not whole(text):
+    if not text.strip() or (not whole(text) and _kept(path)):
         return ""  # likewise
     try:
         _copy(path, text.encode(), info.st_mode & 0o644)

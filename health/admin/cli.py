@@ -70,9 +70,8 @@ def _install(args: argparse.Namespace, out: IO[str]) -> int:
         )
     found = doctor.site_settings(str(own) if there else None)
     problems = [*found.problems, *doctor.job_settings(str(own) if there else None)[1]]
-    if args.nodes:  # where other versions may be in force
-        problems += found.notes
-    elif found.notes:
+    if found.notes and not args.nodes:  # on the nodes other versions may be in force
+        problems.remove(found.notes[0])
         warn("robust-admin", found.notes[0])
     if problems:
         raise InstallError(f"{own} has errors; correct them first: {'; '.join(problems)}")

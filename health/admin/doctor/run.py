@@ -68,8 +68,7 @@ def main(
         asked = "was not asked" if error.no_command else "did not answer"
         what = f"{asked}; only this machine's files were checked: {error}"
         remarks = [Remark("fix", "Slurm", what, "shell", "scontrol ping")]
-        own = _settings(etc)
-        problems = [*own.problems, *own.notes, *job_settings(_used(etc))[1]]
+        problems = [*_settings(etc).problems, *job_settings(_used(etc))[1]]
         remarks += site_rules.of_settings(_toml(etc), os.path.lexists(_toml(etc)), problems)
         remarks += _machine(etc, True)
     finally:
@@ -104,7 +103,7 @@ def _slurm(
     found = site_settings(path)
     own, problems = job_settings(path)
     per_node = _per_node(path, list(nodes))
-    problems += [p for s in (found, *per_node.values()) for p in (*s.problems, *s.notes)]
+    problems += [p for s in (found, *per_node.values()) for p in s.problems]
     gpus = [
         NodeGpus(name, entry.gres, _expected(per_node.get(name, found)))
         for name, entry in nodes.items()
