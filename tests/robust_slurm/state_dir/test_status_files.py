@@ -201,6 +201,33 @@ def test_older_jobs_that_are_left_out_are_a_problem_in_the_same_words(tmp_path: 
     assert read_jobs(tmp_path, most=502)[1] == [f"not read: 1 older job in {where}"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")
+def test_one_users_directories_hide_no_job_of_another(tmp_path: Path) -> None:
+    """Without Slurm's word, 500 directories of jobs to come hid all others, as did a later name."""
+    jobs = tmp_path / "jobs"
+    for name, owner in (
+        ("8", 20001),
+        ("8.20002.1", 20002),
+        *((str(n), 20002) for n in range(900, 1500)),
+    ):
+        (jobs / name).mkdir(parents=True)
+        (jobs / name / "roster.0.json").write_text(
+            json.dumps(roster(job_id=int(name.split(".")[0])))
+        )
+        os.chown(jobs / name, owner, owner)
+    found = read_state(tmp_path)
+    assert found.problems == [f"not read: 102 older jobs in {jobs}"]
+    assert len(found.rosters) == 500
+    uids = {one.uid for one in read_jobs(tmp_path)[0] if one.job_id == 8}
+    assert uids == {20001}, "the other one has had its share"
+    assert {one.uid for one in read_jobs(tmp_path, {8: 20001})[0]} == {20001}
+    every = {8: 20001, 1499: 20002}
+    assert {one.job_id for one in read_state(tmp_path, every).rosters} > {8, 1499}
+    for only in (None, 8):
+        found = read_state(tmp_path, {8: 20001}, only=only)
+        assert [one.job_id for one in found.rosters] == [8]
+
+
 def test_a_mount_that_refuses_others_hides_no_other_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
