@@ -55,7 +55,7 @@ class Drain(NamedTuple):
 
 
 AHEAD_S = 86_400.0
-"""How far ahead of the clock a drain may be dated to count."""
+"""Seconds ahead of the clock at which a drain may be dated to count."""
 FLOOR = {False: 2, True: 3}
 """Nodes that may stand drained in a fleet of any size: for a cause, and for hard evidence."""
 

@@ -9,7 +9,7 @@ from typing import Any
 from robust_slurm.text import one_line
 
 MAX_TEXT = 300  # characters of one value
-ANY_CLOCK = 1e11  # seconds since 1970: the year 5138
+ANY_CLOCK = 1e11  # the year 5138, which no clock reaches
 
 
 def clean(value: object, limit: int = MAX_TEXT) -> str:
