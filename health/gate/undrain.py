@@ -73,12 +73,15 @@ def ours(standing: DrainStanding, events: Sequence[Event]) -> Ours | None:
     return None
 
 
-def lifted_by_others(flags: Collection[str], events: Iterable[Event]) -> Event | None:
+def lifted_by_others(
+    flags: Collection[str], events: Iterable[Event], running: str = ""
+) -> Event | None:
     """Find our record of a drain that no longer stands although no undrain is recorded.
 
     ``events``: read before the node's ``flags``, so that no drain is newer than these.
     """
-    last = newest(event for event in events if event.kind in ("drain", "undrain", LIFTED))
+    known = (event for event in events if event.kind in ("drain", "undrain", LIFTED))
+    last = newest(known, running)
     if last is None or last.kind != "drain" or not last.data.get("placed") or "DRAIN" in flags:
         return None
     return last

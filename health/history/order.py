@@ -44,11 +44,14 @@ def since(events: Iterable[Event], mark: Event, running: str = "") -> list[Event
     return [event for place, event in enumerate(known) if later(place, event)]
 
 
-def newest(events: Iterable[Event]) -> Event | None:
+def newest(events: Iterable[Event], running: str = "") -> Event | None:
     """Return the last of events that are dated at once; None if there are none."""
     last: Event | None = None
     for event in events:
-        same = last is not None and event.boot and event.boot == last.boot
-        if last is None or same or event.time >= last.time:
+        if last is None or (event.boot and event.boot == last.boot):
+            last = event
+        elif event.boot and last.boot and running in (event.boot, last.boot):
+            last = event if event.boot == running else last
+        elif event.time >= last.time:
             last = event
     return last

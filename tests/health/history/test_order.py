@@ -48,6 +48,9 @@ def test_a_repair_counts_although_the_clock_was_set_back() -> None:
 def test_an_undrain_is_not_anothers_although_the_clock_was_set_back() -> None:
     assert lifted_by_others({"IDLE"}, [DRAIN, did("undrain", -3500)]) is None
     assert lifted_by_others({"IDLE"}, [did("undrain", 9e8), DRAIN]) == DRAIN
+    ahead = DRAIN._replace(time=NOW + 9e8, boot="a")  # 28 years, in an earlier boot
+    assert lifted_by_others({"IDLE"}, [did("lifted", 5), ahead], "b") is None, "told once"
+    assert lifted_by_others({"IDLE"}, [did("lifted", 5), ahead]) == ahead
 
 
 def test_order_and_newest() -> None:
