@@ -225,9 +225,10 @@ def settings_for(named: str | None, node: str, *, strict: bool = True) -> Settin
         except OSError as err:
             raise BadInput(f"--config {named}: {err.strerror}") from None
     found = site.load(named or os.environ.get("ROBUST_SITE_CONFIG") or None, node, ALL)
-    if named and strict and found.problems:
-        more = f" (and {len(found.problems) - 1} more)" if len(found.problems) > 1 else ""
-        first = found.problems[0].removeprefix(f"{named}: ")
+    wrong = [problem for problem in found.problems if problem not in found.notes]
+    if named and strict and wrong:
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        first = wrong[0].removeprefix(f"{named}: ")
         raise BadInput(f"--config {named}: {first}{more}")
     return found
 

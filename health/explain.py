@@ -15,7 +15,8 @@ PAGES = Path(__file__).with_name("pages")
 # Findings of the runner itself, which have no page of their own.
 _RUNNER = {
     "config-unusable": "robust.toml cannot be used, and the last usable version stays in force "
-    "(robust.toml.last; without it the defaults); or a key cannot be used, and its default "
+    "(robust.toml.last; without it the defaults); or its last line is not the end mark, so that it "
+    "may be written in part; or a key cannot be used, and its default "
     "applies. This WARN neither opens nor closes the gate. `robust-admin doctor` shows the fix.",
     "gate-crashed": "the gate itself failed (ERROR of class tool) and stays closed. The evidence "
     "is the Python exception; `robust-health check` on the node shows whether it happens again.",

@@ -2,8 +2,8 @@
 
 The file is read by root before every job: it must belong to root, not be writable by others and
 not be a link. A key that cannot be used keeps its default and is named in ``problems``. A file that
-is lost or unusable as a whole is named there too, and the last usable one stays in force
-(settings_last.py).
+is lost, written in part or unusable as a whole is named there too, and the last usable one stays in
+force (settings_last.py). ``notes``: the problems of a file that is used all the same.
 ``problems`` never open or close the gate.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from health.check import Check, Setting
-from health.settings_file import parse, read
+from health.settings_file import parse, read, whole
 from health.settings_merge import Merge, Numbers
 
 SITE_FILE = "/etc/robust-slurm/robust.toml"
@@ -201,6 +201,7 @@ class Settings(NamedTuple):
     families: Mapping[str, Mapping[str, Any]]
     state_dir: str  # absolute; "": no shared ledger
     problems: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     def deadline(self, where: str) -> float:
         """Seconds for all checks at one place; "deep" has the sweep's."""
@@ -217,7 +218,9 @@ class Settings(NamedTuple):
 def defaults(checks: Iterable[Check]) -> Settings:
     """The settings of a site without robust.toml."""
     merge = Merge(TABLES, checks, _wrong)
-    return Settings(**merge.tables, xid={}, families=merge.families, state_dir="", problems=())
+    return Settings(
+        **merge.tables, xid={}, families=merge.families, state_dir="", problems=(), notes=()
+    )
 
 
 def load(path: str | None, node: str, checks: Iterable[Check]) -> Settings:
@@ -225,6 +228,7 @@ def load(path: str | None, node: str, checks: Iterable[Check]) -> Settings:
     merge = Merge(TABLES, checks, _wrong)
     file = path or SITE_FILE
     found: Mapping[str, Any] = {}
+    note = ""
     try:
         text = read(file)[0]
         kept = None
@@ -232,8 +236,13 @@ def load(path: str | None, node: str, checks: Iterable[Check]) -> Settings:
             from health.settings_last import lost
 
             kept = lost(file, ValueError("is empty"))
-        found, told = kept or (parse(text), "")
-        merge.problems += [told] if told else []
+        if text.strip() and not whole(text):
+            from health.settings_last import unmarked
+
+            found, told, note = unmarked(file, text)
+        else:
+            found, told = kept or (parse(text), "")
+        merge.problems += [text for text in (told, note) if text]
     except FileNotFoundError as error:
         from health.settings_last import lost
 
@@ -256,6 +265,7 @@ def load(path: str | None, node: str, checks: Iterable[Check]) -> Settings:
         families=merge.families,
         state_dir=state_dir,
         problems=tuple(merge.problems),
+        notes=(note,) if note else (),
     )
 
 

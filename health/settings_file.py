@@ -8,6 +8,13 @@ from typing import Any
 from health.node import rootfiles
 
 FILE_LIMIT = 1 << 20  # bytes
+END = "# end of robust.toml"
+"""The last line of a whole file: most files that are written in part are valid TOML too."""
+
+
+def whole(text: str) -> bool:
+    """Return whether the last line is END, blank lines aside."""
+    return text.rstrip().rpartition("\n")[2].strip() == END
 
 
 def parse(text: str) -> dict[str, Any]:

@@ -2,20 +2,22 @@
 
 Without it, a typing error would replace a site's dry run by the defaults, which drain. The sweep
 and ``robust-admin install`` keep the copy; ``settings.load`` reads it only if the file is broken. A
-file that is missing or empty beside a copy was lost, and counts as broken: a site that wants the
-defaults leaves a comment in it, or removes both.
+file that is missing or empty beside a copy was lost, and counts as broken. So does one without its
+last line (``settings_file.END``), which may be written in part. A site that wants the defaults
+leaves that line alone in it, or removes both.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import shlex
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from health.node import rootfiles
-from health.settings_file import parse, read
+from health.settings_file import END, parse, read, whole
 
 SUFFIX = ".last"
 # Where /etc cannot be written there is no copy, and a message at each sweep would not change that.
@@ -43,6 +45,34 @@ def lost(path: str, error: Exception) -> tuple[Mapping[str, Any], str] | None:
     return instead(path, error) if os.path.lexists(path + SUFFIX) else None
 
 
+def unmarked(path: str, text: str) -> tuple[Mapping[str, Any], str, str]:
+    """Return the tables in force for a file without its last line, a problem or "", a note or "".
+
+    The file itself, with a note, if no copy can be used or the copy is the same. Raises ValueError
+    and RecursionError for a file that no text makes usable.
+    """
+    why = f"its last line is not `{END}`, so it may be written in part"
+    cure = f"if it is whole: echo '{END}' >>{shlex.quote(path)}"
+    tables, name = parse(text), os.path.basename(path) + SUFFIX  # noqa: PTH119
+    kept = _kept(path)
+    if not kept:
+        return tables, "", f"{path}: {why}; it is used, as there is no {name} to use; {cure}"
+    if kept == text:
+        return tables, "", f"{path}: {why}; it is used, as {name} is the same; {cure}"
+    found, told = instead(path, ValueError(why))
+    return found, f"{told}; {cure}", ""
+
+
+def _kept(path: str) -> str:
+    """Return the text of the copy; "" if it cannot be used."""
+    try:
+        text, _ = read(path + SUFFIX)
+        parse(text)
+    except (OSError, ValueError, RecursionError):
+        return ""
+    return text if text.strip() else ""
+
+
 def _why(error: Exception) -> str:
     if not isinstance(error, OSError):
         return str(error)
@@ -51,14 +81,16 @@ def _why(error: Exception) -> str:
 
 def keep(path: str) -> str:
     """Copy the file at ``path`` if it is usable and differs from the copy, whose mode is never
-    wider than the file's. Return the error, or ""."""
+    wider than the file's. Return the error, or "".
+
+    A file without its last line is copied only where no copy can be used."""
     try:
         text, info = read(path)
         parse(text)
     except (OSError, ValueError, RecursionError):
         return ""  # every report says so
-    if not text.strip():
-        return ""  # likewise, where there is a copy
+    if not text.strip() or (not whole(text) and _kept(path)):
+        return ""  # likewise
     try:
         _copy(path, text.encode(), info.st_mode & 0o644)
     except OSError as error:

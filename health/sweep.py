@@ -108,7 +108,8 @@ class Sweep:
             self._events.append(Event(booted, "boot", self._system.boot_id(), {}))
         self._events += self._gate.new_events()
         node = self._ask()
-        if node is not None and (lifted := lifted_by_others(node.state, known)):
+        boot = self._system.boot_id()
+        if node is not None and (lifted := lifted_by_others(node.state, known, boot)):
             was = str(lifted.data.get("reason", ""))
             self._events.append(self._gate.event(LIFTED, reason=was))
         standing = _standing(node)

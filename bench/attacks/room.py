@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import REPOSITORY, BenchError
+from health.settings_file import END
 from lab import Lab
 
 MALLORY, VICTIM = 33001, 33002
@@ -97,7 +98,7 @@ class Room:
         )
         (self.top / "robust.toml").write_text(
             f'state_dir = "{self.top}/state"\n{top}\n[gate]\nspool = "{self.top}/spool"\n'
-            f'slurm_bin = "{self.top}/bin"\n{settings}\n'
+            f'slurm_bin = "{self.top}/bin"\n{settings}\n{END}\n'
         )
         if fakes:
             made = self.top / "bin" / "scontrol"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from health.admin.render import Site, find_prefix, node_files
+from health.settings_file import END
 
 
 def epilog_of(lab_dir: Path) -> Path:
@@ -23,7 +24,7 @@ def install_epilog(lab_dir: Path) -> None:
 def write_site(etc: Path, settings: str, stubs: Sequence[str]) -> None:
     """Make the directory, with robust.toml and some of the stubs in it."""
     etc.mkdir(mode=0o755)
-    (etc / "robust.toml").write_text(settings)
+    (etc / "robust.toml").write_text(f"{settings}\n{END}\n")
     site = Site(find_prefix(sys.prefix), str(etc), "", f"{etc}/spool")
     texts = {Path(wanted.path).name: wanted.text for wanted in node_files(site, "")}
     for name in stubs:

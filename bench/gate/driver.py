@@ -33,6 +33,7 @@ NHC_CONF = (
 _TOML = """[gate]
 spool = "{}/spool"
 disabled = ["clock-unsynchronised"]
+# end of robust.toml
 """
 
 

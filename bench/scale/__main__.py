@@ -37,6 +37,7 @@ from bench.common import (
 from bench.scale import usage
 from bench.scale.job import job, sizes
 from health.gate.breaker import Drain
+from health.settings_file import END
 from lab import Cluster
 from lab.slurm.controller import Controller
 from lab.slurm.records import parse_nodes, parse_state
@@ -179,7 +180,7 @@ def drain(
     gates = case.endswith(OWN_TIMES)
     spool = f'[gate]\nspool = "{slurm.place / "spool"}"\n'
     spool += "" if gates else "scontrol_deadline = 60.0\n"
-    toml.write_text(f'state_dir = "{slurm.place / "state"}"\n{spool}[breaker]\n{limits}')
+    toml.write_text(f'state_dir = "{slurm.place / "state"}"\n{spool}[breaker]\n{limits}\n{END}\n')
     (pid,) = usage.find("slurmctld", {"SLURM_CONF": slurm.conf})
     cpu, began = usage.cpu_s(pid), time.monotonic()
     words = ["-m", "bench.scale.drains", slurm.names, str(count), str(toml), reason]

@@ -61,8 +61,6 @@ def _install(args: argparse.Namespace, out: IO[str]) -> int:
     carry_out = _on_targets(args, out)
     if args.plugin:
         return _install_plugin(args, carry_out, out)
-    if args.controller:
-        return _install_controller(args, carry_out, out)
     own = Path(args.etc) / render.SETTINGS
     there, last = own.exists(), own.with_name(own.name + SUFFIX)
     if not there and last.exists():
@@ -72,6 +70,9 @@ def _install(args: argparse.Namespace, out: IO[str]) -> int:
         )
     found = doctor.site_settings(str(own) if there else None)
     problems = [*found.problems, *doctor.job_settings(str(own) if there else None)[1]]
+    if found.notes and not args.nodes:  # on the nodes other versions may be in force
+        problems.remove(found.notes[0])
+        warn("robust-admin", found.notes[0])
     if problems:
         raise InstallError(f"{own} has errors; correct them first: {'; '.join(problems)}")
     prefix = render.find_prefix(args.prefix)
@@ -132,26 +133,6 @@ def _install_plugin(args: argparse.Namespace, carry_out: CarryOut, out: IO[str])
     return code
 
 
-def _install_controller(args: argparse.Namespace, carry_out: CarryOut, out: IO[str]) -> int:
-    from health.admin import controller
-    from health.admin.doctor import run as doctor
-
-    prefix, config = render.find_prefix(args.prefix), doctor.slurm_config()
-    files, top = controller.files(args.etc, prefix, config), controller.directory(args.etc)
-    request = AdminRequest("install", top, "", files, controller.directories(args.etc), *prefix)
-    code = carry_out(request)
-    lines = controller.site_lines(args.etc, config, doctor.runs(config, controller.KEYS))
-    args.needs += [f"{line.where}:  {line.line}" for line in lines]
-    if lines and not code:
-        out.write(
-            "\nSlurm still needs these lines; then restart slurmctld (from 23.11 on, scontrol "
-            "reconfigure is enough):\n"
-        )
-        for line in lines:
-            out.write(f"  # {controller.WHY[line.key]}\n  {line.where}:  {line.line}\n")
-    return code
-
-
 def _uninstall(args: argparse.Namespace, out: IO[str]) -> int:
     from health.admin.doctor import run as doctor
 
@@ -160,8 +141,6 @@ def _uninstall(args: argparse.Namespace, out: IO[str]) -> int:
         from health.admin import plugin
 
         return carry_out(AdminRequest("uninstall", plugin.directory(args.etc)))
-    if args.controller:
-        return _uninstall_controller(args, carry_out)
     used = doctor.in_use(args.etc)
     if used is None:
         warn(
@@ -175,21 +154,6 @@ def _uninstall(args: argparse.Namespace, out: IO[str]) -> int:
             "its nodes; remove them from slurm.conf, run scontrol reconfigure, and try again"
         )
     return carry_out(AdminRequest("uninstall", args.etc))
-
-
-def _uninstall_controller(args: argparse.Namespace, carry_out: CarryOut) -> int:
-    from health.admin import controller
-    from health.admin.doctor import run as doctor
-
-    config = doctor.slurm_config()
-    used = controller.named(args.etc, config, doctor.runs(config, controller.KEYS))
-    if used or not config:
-        what = f"slurmctld still runs {', '.join(used)}" if used else doctor.silence()
-        raise CommandError(
-            f"{what}, and without the script that PrologSlurmctld names jobs may go back to the "
-            "queue; remove the lines from slurm.conf, restart slurmctld, and try again"
-        )
-    return carry_out(AdminRequest("uninstall", controller.directory(args.etc)))
 
 
 def _doctor(args: argparse.Namespace, out: IO[str]) -> int:

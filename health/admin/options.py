@@ -62,21 +62,15 @@ def build_parser() -> Parser:
         metavar="DIR",
         help="directory of systemd's tmpfiles.d (default: %(default)s; empty: write none)",
     )
-    part = change.add_mutually_exclusive_group()
-    part.add_argument(
+    change.add_argument(
         "--plugin",
         action="store_true",
         help="the SPANK plugin for srun, sbatch and salloc (--robust) instead of the node gate",
     )
-    part.add_argument(
-        "--controller",
-        action="store_true",
-        help="the hooks that slurmctld runs (EpilogSlurmctld) instead of the node gate",
-    )
     install = commands.add_parser(
         "install",
         parents=[change],
-        help="install the node gate, the plugin, or the hooks",
+        help="install the node gate or the plugin",
     )
     install.add_argument(
         "--slurm-include",
@@ -87,7 +81,7 @@ def build_parser() -> Parser:
     commands.add_parser(
         "uninstall",
         parents=[change],
-        help="uninstall the node gate, the plugin, or the hooks",
+        help="uninstall the node gate or the plugin",
     )
     doctor = commands.add_parser(
         "doctor", parents=[etc], help="report what is wrong and how to fix it"

@@ -15,6 +15,7 @@ from health import settings
 from health.admin.install import Directory, InstallError, WantedFile
 from health.admin.want import Want
 from health.check import Check, Setting
+from health.settings_file import END
 from robust_slurm import config
 
 TMPFILES = "/etc/tmpfiles.d"
@@ -198,7 +199,7 @@ def robust_toml(checks: Iterable[Check]) -> str:
         if check.settings:
             sections.append(ConfigSection(f"health.{check.name}", [], _keys(check.settings)))
     sections.append(ConfigSection('nodes."gpu[1-8]".gate', [settings.NODES_HELP], [], mark="# "))
-    return fill("robust.toml.j2", sections=sections)
+    return fill("robust.toml.j2", sections=sections, end=END)
 
 
 def _keys(table: Mapping[str, Setting]) -> list[Key]:

@@ -56,6 +56,8 @@ class Drain(NamedTuple):
     uid: int = -1
 
 
+AHEAD_S = 86_400.0
+"""Seconds ahead of the clock at which a drain may be dated to count."""
 FLOOR = {False: 2, True: 3}
 """Nodes that may stand drained in a fleet of any size: for a cause, and for hard evidence."""
 
@@ -122,12 +124,12 @@ def allowed(
     """Decide whether one more drain stays within the limits of the window, at ``now``.
 
     Nodes are counted, not drains: the same node again is no wider blast radius. A record from the
-    near future counts (clocks differ); one from further off is a clock gone wrong, and would bind
-    the breaker for ever.
+    future counts, as a clock may have been set back; one from more than a day ahead is a clock gone
+    wrong, and would bind the breaker for ever. The ledger's order dates those better (``reserve``).
     """
     job = own.job if own.cause != HARD_CAUSE else 0  # no job breaks a part of a node
     others = [d for d in drains if d.node != own.node and d.cause == own.cause]
-    recent = [d for d in others if abs(d.time - now) < limits.window]
+    recent = [d for d in others if now - limits.window < d.time < now + AHEAD_S]
     nodes = {d.node for d in recent}
     most = node_limit(limits, fleet_size, own.cause)
     if len(nodes) >= most:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from health.gate.holds import DAY, HoldRules, drains, held_until, settled
+from health.history.order import since
 from health.node.system import Event
 from robust_slurm.drain_reason import parse_reason
 
@@ -23,7 +24,7 @@ def _line(drained: Event, events: Iterable[Event], now: float, rules: HoldRules)
     reason = parse_reason(text)
     known = list(events)
     head = f"{_clock(drained.time)} drained, {text}"
-    lifted = [e.time for e in known if e.kind == "undrain" and e.time >= drained.time]
+    lifted = [e.time for e in since(known, drained) if e.kind == "undrain"]
     if lifted:
         return f"{head}; undrained {_clock(min(lifted))}"
     if reason is None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from health.finding import ACTIONS
+from health.history.order import since
 from health.node.system import Event
 from robust_slurm.drain_reason import Reason, parse_reason
 from robust_slurm.text import counted
@@ -72,7 +73,7 @@ def held_until(reason: Reason, drained: Event, events: Iterable[Event], rules: H
 
 def settled(drained: Event, events: Iterable[Event]) -> bool:
     """True if a person repaired the node, or a burn-in passed on it, since the drain."""
-    return any(_settles(event) and event.time > drained.time for event in events)
+    return any(_settles(event) for event in since(events, drained))
 
 
 def _settles(event: Event) -> bool:

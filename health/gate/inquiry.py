@@ -25,7 +25,7 @@ from health.history.node_reports import (
     find,
 )
 from health.history.state import StateRules, node_state, strikes_of
-from health.node.silent import answers, call_on
+from health.node.silent import AGAIN, answers, call_on
 from health.node.system import Event, System
 from health.settings import Settings
 from robust_slurm.text import counted, one_line
@@ -92,19 +92,31 @@ class Inquiry:
             return
         if not answers(self._settings.state_dir):
             return  # ``Gate.judge`` tells of it
-        node = self._system.context.node
-        for note in which:
-            for job in note.reporting_jobs:
-                left = until - time.monotonic()
-                if left <= 0:
-                    return
-                found, failed = find(
-                    self._settings.state_dir, node, job, note.known, min(FIND_S, left)
-                )
-                if failed:
-                    self.errors.append(f"reports of job {job.of}: {failed}")
-                    return  # the file system is dead: the others lie there too
+        self._find(which, until)
+
+    def _find(self, which: Sequence[JobNote], until: float) -> None:
+        """Look into the directories of these jobs: only time ends it, never a user's directory."""
+        node, state_dir = self._system.context.node, self._settings.state_dir
+        share = 2 if len({note.uid for note in which}) > 1 else 1  # so that others have some left
+        silent: set[int] = set()
+        told: set[str] = set()
+        for note, job in [(one, job) for one in which for job in one.reporting_jobs]:
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            if job.uid in silent:
+                continue
+            found, failed = find(state_dir, node, job, note.known, min(FIND_S, left / share))
+            if not failed:
                 self._take(note, job, found)
+                continue
+            if failed not in told and failed != AGAIN:
+                self.errors.append(f"reports of job {job.of}: {failed}")
+            told.add(failed)
+            if failed.startswith("no answer") or failed == AGAIN:
+                if not answers(f"{state_dir}/jobs"):
+                    return  # the file system is dead: the others lie there too
+                silent.add(job.uid)
 
     def _take(self, note: JobNote, job: ReportingJob, found: ReportsFound) -> None:
         names = [one.name for one in found.rejections] + self._withdraw(found.withdrawals)

@@ -7,7 +7,6 @@ are recorded there too, once per node, cause and window, for the doctor.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from health.node.rootfiles import closing
 from health.node.slurmconf import _pairs, _with_includes, load
 from health.node.system import System
 from robust_slurm.hostlist import expand
+from robust_slurm.state_dir.plain import ANY_CLOCK, moment, whole
 
 NAME = "drains"
 PENDING_S = 120.0  # after this time Slurm shows a reserved drain, or it was not made
@@ -61,7 +61,7 @@ def reserve(
     with locked(state_dir, NAME) as fd:
         since = 0.0 if own.cause == USER else own.time - 2 * max(limits.window, FULL_S)
         records = _newest(fd, since)
-        drains, refused = parse(records), refusals(records)
+        drains, refused = parse(records, own.time), refusals(records)
         decision = allowed(drains, own.time, limits, fleet_size, own)
         if decision.allowed:
             decision = allowed_for_user(drains, (), own.time, limits, own)
@@ -141,31 +141,42 @@ def refusals(records: Iterable[dict[str, Any]]) -> list[Refusal]:
     return found
 
 
-def parse(records: Iterable[dict[str, Any]]) -> list[Drain]:
-    """The drains that stand, oldest first; what is no drain is left out. Pure."""
-    found: dict[Drain, None] = {}
-    for record in records:
+def parse(records: Sequence[Mapping[str, Any]], now: float = ANY_CLOCK) -> list[Drain]:
+    """The drains that stand, in the order of the file; what is no drain is left out. Pure.
+
+    A drain with a time after ``now`` was dated by a clock that was wrong, or is: it counts as made
+    just before the records that follow it, or now.
+    """
+    found: dict[Drain, int] = {}
+    for place, record in enumerate(records):
         drain = _drain(record)
         if drain is None or record.get("refused"):
             continue
         if record.get("withdrawn"):
             found.pop(drain, None)
         else:
-            found[drain] = None
-    return list(found)
+            found[drain] = place
+    latest = [now] * len(records)  # that a record's true time can be
+    for place in range(len(records) - 2, -1, -1):
+        after = _drain(records[place + 1])
+        known = after is not None and after.time <= now
+        latest[place] = min(latest[place + 1], after.time) if after and known else latest[place + 1]
+    return [
+        drain if drain.time <= now else drain._replace(time=latest[place])
+        for drain, place in found.items()
+    ]
 
 
 def _drain(record: Mapping[str, Any]) -> Drain | None:
-    time, node, job = record.get("time"), record.get("node"), record.get("job")
-    if isinstance(time, bool) or not isinstance(time, int | float) or not math.isfinite(time):
-        return None
-    if not isinstance(node, str) or isinstance(job, bool) or not isinstance(job, int):
+    time, node = moment(record.get("time"), ANY_CLOCK), record.get("node")
+    job = whole(record.get("job"))
+    if time is None or not isinstance(node, str) or job is None:
         return None
     cause = record.get("cause", USER if record.get("user") is True else "")
     uid = record.get("uid", -1)
     if isinstance(uid, bool) or not isinstance(uid, int) or not isinstance(cause, str):
         return None
-    return Drain(float(time), node, job, cause, uid)
+    return Drain(time, node, job, cause, uid)
 
 
 def fleet_size(system: System) -> int:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from health.gate.holds import settled
 from health.history.cures import cured
+from health.history.order import newest, since
 from health.node.system import Event
 from robust_slurm.drain_reason import Reason, parse_reason, without_reboot
 
@@ -72,13 +73,15 @@ def ours(standing: DrainStanding, events: Sequence[Event]) -> Ours | None:
     return None
 
 
-def lifted_by_others(flags: Collection[str], events: Iterable[Event]) -> Event | None:
+def lifted_by_others(
+    flags: Collection[str], events: Iterable[Event], running: str = ""
+) -> Event | None:
     """Find our record of a drain that no longer stands although no undrain is recorded.
 
     ``events``: read before the node's ``flags``, so that no drain is newer than these.
     """
-    known = [event for event in events if event.kind in ("drain", "undrain", LIFTED)]
-    last = max(known, key=lambda event: event.time, default=None)
+    known = (event for event in events if event.kind in ("drain", "undrain", LIFTED))
+    last = newest(known, running)
     if last is None or last.kind != "drain" or not last.data.get("placed") or "DRAIN" in flags:
         return None
     return last
@@ -86,7 +89,7 @@ def lifted_by_others(flags: Collection[str], events: Iterable[Event]) -> Event |
 
 def _lifted(drained: Event, events: Iterable[Event]) -> bool:
     ends = ("undrain", LIFTED)
-    return any(event.kind in ends and event.time > drained.time for event in events)
+    return any(event.kind in ends for event in since(events, drained))
 
 
 def _near(drains: Iterable[Event], time: float | None, rebooted: bool) -> Event | None:

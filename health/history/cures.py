@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from health.finding import ACTIONS, ActionName
+from health.history.order import since
 from health.node.system import Event
 from health.nvidia import xid, xid_lines
 from health.nvidia.xid_policy import order
@@ -60,8 +61,8 @@ def cured(
     running boot. The caller verifies that the checks pass again.
     """
     proof = ACTIONS[action].proof
-    since = [event for event in events if event.time > drained.time]
-    if proof == "recheck" or any(event.kind == "repaired" for event in since):
+    later = since(events, drained, boot)
+    if proof == "recheck" or any(event.kind == "repaired" for event in later):
         return ""
     if proof == "person":
         return "`robust-health repaired` was not run since the drain"
@@ -70,7 +71,7 @@ def cured(
         return ""
     if proof == "reboot":
         return "the node has not rebooted since the drain"
-    for event in since:
+    for event in later:
         place = xid.word(event, "gpu")
         if event.kind == "driver" or (event.kind == "reset" and place in ("", gpu)):
             return ""

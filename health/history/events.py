@@ -10,16 +10,17 @@ change a verdict: it happens in a child, with a deadline.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from health.children.call import call_in_child
+from health.history.order import in_order
 from health.node import rootfiles
 from health.node.rootfiles import closing
 from health.node.silent import call_on
 from health.node.system import Event
+from robust_slurm.state_dir.plain import ANY_CLOCK, moment
 
 FILE = "history.jsonl"
 NODES = "nodes"  # in the state directory; made by the installation, so that a state directory
@@ -52,17 +53,16 @@ def parse(raw: bytes) -> list[Event]:
     """The events in these lines, each line once, oldest first; what is no event is left out."""
     lines = dict.fromkeys(raw.split(b"\n"))
     found = (_event(record) for record in rootfiles.records(b"\n".join(lines)))
-    return sorted((event for event in found if event), key=lambda event: event.time)
+    return in_order(event for event in found if event)
 
 
 def _event(record: dict[str, Any]) -> Event | None:
-    time, kind, boot = record.get("time"), record.get("kind"), record.get("boot")
-    data = record.get("data", {})
-    if isinstance(time, bool) or not isinstance(time, int | float) or not math.isfinite(time):
+    kind, boot, data = record.get("kind"), record.get("boot"), record.get("data", {})
+    if (time := moment(record.get("time"), ANY_CLOCK)) is None:
         return None
     if not isinstance(kind, str) or not isinstance(boot, str) or not isinstance(data, dict):
         return None
-    return Event(float(time), kind, boot, data)
+    return Event(time, kind, boot, data)
 
 
 def load(spool: str) -> list[Event]:
@@ -150,9 +150,10 @@ def share(spool: str, state_dir: str, node: str) -> bool:
     position = _Position(directory)
     local, inode, end = _unshared(directory, position)
     with closing(rootfiles.lock(nodes, f"{node}.lock")):
+        anew = position.shared == 0
         foreign = _merge(nodes, f"{node}.jsonl", local, position, again=inode != position.local)
     position.local, position.offset = inode, end
-    _bring_back(directory, foreign, position)
+    _bring_back(directory, foreign, position, first=anew)
     position.save(directory)
     for each in (only_one, nodes, directory):
         os.close(each)
@@ -209,8 +210,11 @@ def _unshared(directory: int, position: _Position) -> tuple[bytes, int, int]:
         return lines, info.st_ino, begin + len(lines)
 
 
-def _bring_back(directory: int, foreign: bytes, position: _Position) -> None:
-    """Append what only the shared file has to the local one."""
+def _bring_back(directory: int, foreign: bytes, position: _Position, *, first: bool) -> None:
+    """Append what only the shared file has to the local one.
+
+    ``first``: put it before what is there, as the node was installed anew: it is older.
+    """
     if not foreign:
         return
     with (
@@ -221,6 +225,13 @@ def _bring_back(directory: int, foreign: bytes, position: _Position) -> None:
         missing = [raw for raw in foreign.splitlines() if raw and raw not in own]
         info = os.fstat(fd)
         if not missing:
+            return
+        if first:
+            text = b"\n".join(missing) + b"\n" + rootfiles.tail(fd, READ_LIMIT)
+            rootfiles.replace(directory, FILE, text)
+            if info.st_ino == position.local and info.st_size == position.offset:
+                there = os.stat(FILE, dir_fd=directory, follow_symlinks=False)
+                position.local, position.offset = there.st_ino, there.st_size
             return
         rootfiles.append(fd, b"\n".join(missing) + b"\n")
         if info.st_ino == position.local and info.st_size == position.offset:

@@ -27,6 +27,7 @@ VERSION = 1
 SIZE_LIMIT = 64 << 10  # bytes of one file
 MOST = 8  # files of one job against one node that are looked at
 _NAMES_LIMIT = 20_000  # entries of a directory
+_REPORTS = "accusations"  # in the job's directory
 _WITHDRAWN = ".withdrawn.json"
 _EVIDENCE = 20  # lines kept
 _TEXT = 300  # characters of one
@@ -140,16 +141,20 @@ def _found(
     withdrawn: list[Withdrawal] = []
     opened: list[int] = []
     try:
-        own = job_dirs.find(f"{state_dir}/jobs", reporting.of, reporting.uid)
-        if own is None or "accusations" in known:  # refused before
-            return ReportsFound((), ())
         above = os.open(f"{state_dir}/jobs", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         opened.append(above)
-        for name in (own, "accusations"):
-            above = _open_own(above, name, reporting.uid)
-            opened.append(above)
-        with os.scandir(above) as entries:
-            names = [entry.name for entry in itertools.islice(entries, _NAMES_LIMIT)]
+        own = job_dirs.find(f"{state_dir}/jobs", reporting.of, reporting.uid)
+        if own is None or _REPORTS in known:  # refused before
+            return ReportsFound((), ())
+        try:
+            for name in (own, _REPORTS):
+                above = _open_own(above, name, reporting.uid)
+                opened.append(above)
+            with os.scandir(above) as entries:
+                names = [entry.name for entry in itertools.islice(entries, _NAMES_LIMIT)]
+        except PermissionError:
+            why = f"the user may not read {own}/{_REPORTS}, the user's own"
+            raise _Refused(_REPORTS, reporting.uid, why) from None
         mine = sorted(n for n in names if n.startswith(f"{node}.") and n.endswith(".json"))
         for name in _next(mine, known):
             if name in [one.of for one in withdrawn]:

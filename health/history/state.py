@@ -158,9 +158,7 @@ def node_state(
 ) -> NodeState:
     """The state of a node after these events (history and log merged, in any order)."""
     known = list(events)
-    # A repair dated in the future (a wrong clock) must not hide the faults until that time.
-    repaired = [e.time for e in known if e.kind == "repaired" and e.time <= now + SETTLE_S]
-    known = [event for event in known if not repaired or xid.end(event) > max(repaired)]
+    known = _unrepaired(known, now, boot)
     known += noticed_resets(known, now, boot, driver)
     tracks: dict[tuple[str, str], _Track] = {}
     notes: list[Note] = []
@@ -202,6 +200,32 @@ def node_state(
         reboots,
         _lemon(known, now, rules),
     )
+
+
+def _unrepaired(events: Sequence[Event], now: float, boot: str) -> list[Event]:
+    """Return the events that no repair came after.
+
+    Times decide, unless a clock was wrong: all of earlier boots is before a repair in the running
+    one, and what stands before a repair but is dated after it, or in the future, is before it.
+    """
+    repairs = [(place, event) for place, event in enumerate(events) if event.kind == "repaired"]
+    # A repair dated in the future must not hide the faults until that time.
+    dated = [event for _, event in repairs if event.time <= now + SETTLE_S]
+    own = max((event.time for event in dated if event.boot in ("", boot)), default=-1.0)
+    every = max((event.time for event in dated), default=-1.0)
+    of_boot = {event.boot: (place, event.time) for place, event in repairs if event.boot}
+    newest = max((place for place, _ in repairs), default=-1)
+
+    def before(place: int, event: Event) -> bool:
+        if xid.end(event) <= (own if event.boot == boot else every):
+            return True
+        at, time = of_boot.get(event.boot, (-1, 0.0))
+        if place < at and event.time > time:
+            return True
+        earlier = event.boot not in ("", boot)
+        return earlier and (boot in of_boot or (place < newest and event.time > now + SETTLE_S))
+
+    return [event for place, event in enumerate(events) if not before(place, event)]
 
 
 def _boots(events: Sequence[Event], boot: str) -> list[str]:

@@ -159,7 +159,7 @@ def fresh(history: Iterable[Event], events: Iterable[Event]) -> list[Event]:
 
 
 def merge(history: Iterable[Event], events: Iterable[Event]) -> list[Event]:
-    """History and log together, every incident once, oldest first.
+    """History and log together, every incident once: what the history lacks stands after it.
 
     Of an incident in both, the count and the last time are the higher ones.
     """
@@ -173,7 +173,7 @@ def merge(history: Iterable[Event], events: Iterable[Event]) -> list[Event]:
     if again:
         known = _Known([*old, *new])
         old = [_fuller(event, again, known) for event in old]
-    return sorted([*old, *added], key=lambda event: event.time)
+    return [*old, *added]
 
 
 def _fuller(

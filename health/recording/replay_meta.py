@@ -34,7 +34,12 @@ def settings(kept: Mapping[str, Any], checks: Sequence[Check]) -> Settings:
     ]
     xid, state_dir = dict(kept.get("xid", {})), str(kept.get("state_dir", ""))
     return Settings(
-        **tables, xid=xid, families=families, state_dir=state_dir, problems=tuple(problems)
+        **tables,
+        xid=xid,
+        families=families,
+        state_dir=state_dir,
+        problems=tuple(problems),
+        notes=(),
     )
 
 

@@ -169,10 +169,13 @@ def _report(
     outcomes: list[FamilyResult],
 ) -> GateReport:
     off = set(settings.gate["disabled"])
+    # Of a file that is used, the sweep and people hear: every job's prolog would record it.
+    unsaid = settings.notes if where in ("prolog", "epilog") else ()
     order = {check.name: position for position, check in enumerate(chosen)}
     findings = [
         Finding("WARN", "tool", "config-unusable", "", one_line(problem), "none")
         for problem in settings.problems
+        if problem not in unsaid
     ]
     ran: list[Ran] = []
     tolerated: set[str] = set()

@@ -8,6 +8,7 @@ from pathlib import Path
 from health.check import Setting
 from health.checks import ALL
 from health.settings import NODES_HELP, TABLES, XID_HELP
+from health.settings_file import END
 from lab.pages.markup import MARK, cell, code, table
 from robust_slurm.config import SITE_FILE
 from robust_slurm.settings import FIELDS
@@ -70,7 +71,8 @@ _GATE = f"""
 ## Settings of the node gate
 
 They are defined in `health/settings.py` and stand in tables of `{SITE_FILE}`, which belongs to root
-([how the file is read](admin.md#robusttoml)). No option and no variable replaces them.
+([how the file is read](admin.md#robusttoml)). The last line of that file is `{END}`: without it, the
+last version that had it stays in force. No option and no variable replaces these settings.
 """
 _GATE_TABLES = {
     "gate": "The gate itself",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -43,6 +44,7 @@ OWNER_BYTES = 64 << 20
 each object in it OBJECT_COST. What is beyond is not read, the oldest jobs first."""
 FILE_COST = 4 << 10
 OBJECT_COST = 128
+MAX_LOOKS = 10_000  # jobs whose directories' owners are looked up, the newest
 
 
 class RecordBudget:
@@ -121,6 +123,7 @@ def job_dirs(
 
     Every user can make directories there, also for jobs of others and for jobs to come. What Slurm
     knows (``owners``: job id → uid) decides which directory is the job's and which ids can exist.
+    Slurm's jobs come first; of others, a quarter of ``most`` of one owner precedes the rest.
     ``only``: this job alone. A directory that cannot be read is added to ``problems``, and so are
     older jobs that are left out.
     """
@@ -150,32 +153,41 @@ def _job_dirs(
             if named is not None and only in (None, named[0]):
                 found.setdefault(named[0], []).append((entry.name, named[1]))
     newest = max(known, default=max(found, default=0))
-    # Slurm's jobs come first: anybody can make directories for any number of jobs that it forgot.
     ids = sorted((job for job in found if job <= newest), key=lambda job: (job not in known, -job))
+    share = max(1, most // 4)
+    of: Counter[int] = Counter()  # jobs that were chosen, by owner
     chosen: list[tuple[int, Path]] = []
-    older = 0
-    for number, job in enumerate(ids):
+    more: list[tuple[int, Path]] = []  # of owners who have had their share
+    looked = 0
+    for job in ids[:MAX_LOOKS]:
         if len(chosen) >= most:
-            older = len(ids) - number
             break
-        name = _of_job(jobs, job, found[job], known.get(job))
-        if name:
-            chosen.append((job, jobs / name))
-    return sorted(chosen, reverse=True), older
+        looked += 1
+        for name, owner in _of_job(jobs, job, found[job], known.get(job)):
+            first = job in known or of[owner] < share
+            (chosen if first else more).append((job, jobs / name))
+            of[owner] += 1
+    taken = sorted([*chosen, *more][:most], key=lambda one: -one[0])
+    return taken, len(more) - (len(taken) - len(chosen)) + len(ids) - looked
 
 
 def _of_job(
     jobs: Path, job: int, found: Sequence[tuple[str, int | None]], uid: int | None
-) -> str | None:
-    """The name of a job's directory. Where Slurm knows no owner, a name with the owner's uid comes
-    first: such a directory is only made where the usual name was taken by another user."""
+) -> list[tuple[str, int]]:
+    """The names of a job's directories, and their owners: one where Slurm knows the job's user.
+
+    Otherwise nobody knows whether the usual name was taken by another user, or the name with a uid
+    made later by one: one directory of each owner is read.
+    """
     if uid is not None:
-        return names.find(str(jobs), job, uid)
-    for name, said in sorted(found, key=lambda one: one[1] is None):
+        own = names.find(str(jobs), job, uid)
+        return [(own, uid)] if own else []
+    of: dict[int, str] = {}
+    for name, said in sorted(found, key=lambda one: (one[1] is None, one[0])):
         owner = names.owner(str(jobs / name))
         if owner is not None and said in (None, owner):
-            return name
-    return None
+            of.setdefault(owner, name)
+    return [(name, owner) for owner, name in of.items()]
 
 
 def read_state(

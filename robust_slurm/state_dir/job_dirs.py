@@ -31,14 +31,17 @@ def parse(name: str) -> tuple[int, int | None] | None:
 
 
 def owner(path: str) -> int | None:
-    """The uid of a directory; None for a link, a file, and what is not there. Raises OSError."""
+    """The uid of a directory; None for a link, a file, what is not there, and what cannot be seen.
+
+    A user may mount there what refuses all others: that is no error of the jobs beside it.
+    """
     try:
         info = os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:
         return None
     return info.st_uid if stat.S_ISDIR(info.st_mode) else None
 
 
 def find(jobs: str, job: int, uid: int) -> str | None:
-    """The name of the job's directory in ``jobs``; None if its user has made none. OSError."""
+    """The name of the job's directory in ``jobs``; None if its user has made none."""
     return next((name for name in names(job, uid) if owner(f"{jobs}/{name}") == uid), None)

@@ -18,12 +18,9 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from robust_slurm.state_dir import job_dirs, requeue_plan
-
-if TYPE_CHECKING:
-    from robust_slurm.state_dir.requeue_plan import RequeuePlan
+from robust_slurm.state_dir import job_dirs
 
 VERSION = 1
 MAX_WAITING = 4096
@@ -80,15 +77,7 @@ def make_job_dir(state_dir: Path, job: int) -> Path:
                 raise
             time.sleep(0.02)
     uid = os.getuid()
-    while True:
-        try:
-            name = job_dirs.find(str(jobs), job, uid) or _taken_now(jobs, job, uid)
-            break
-        except PermissionError as error:
-            # Where only root may write there, slurmctld's hook is about to make our directory.
-            if error.errno != errno.EACCES or time.monotonic() > until:
-                raise
-            time.sleep(0.02)
+    name = job_dirs.find(str(jobs), job, uid) or _taken_now(jobs, job, uid)
     (jobs / name / "accusations").mkdir(exist_ok=True)
     return jobs / name
 
@@ -162,14 +151,6 @@ class JobLedger:
         """Replace code.json, the record of the code's versions and changes."""
         self._put(("replace", "code.json", book))
 
-    def requeue(self, plan: RequeuePlan, wait: float = 3.0) -> None:
-        """Replace requeue.json: how the job is to start again. Wait for ``wait`` s at most until
-        it is written: Slurm's hook reads it as soon as the job is requeued."""
-        written = threading.Event()
-        self._put(("replace", requeue_plan.NAME, plan.as_record()))
-        self._put(written)
-        written.wait(wait)
-
     def report_node(self, node: str, incident: str, record: Mapping[str, Any]) -> None:
         """Write a report for the node gate to verify; in observe mode only an event."""
         if self.observes:
@@ -211,9 +192,6 @@ class JobLedger:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not _END:
-            if isinstance(item, threading.Event):
-                item.set()
-                continue
             how, name, record = item
             if self.dir is None:
                 continue

@@ -9,6 +9,7 @@ from typing import Any
 from robust_slurm.text import one_line
 
 MAX_TEXT = 300  # characters of one value
+ANY_CLOCK = 1e11  # the year 5138, which no clock reaches
 
 
 def clean(value: object, limit: int = MAX_TEXT) -> str:
@@ -25,10 +26,13 @@ def number(value: object) -> float | None:
     return float(value) if math.isfinite(value) and abs(value) < 1e15 else None
 
 
-def moment(value: object) -> float | None:
-    """A time between 1970 and 2096, in seconds since 1970, or None: calendars end somewhere."""
+def moment(value: object, end: float = 4e9) -> float | None:
+    """A time between 1970 and 2096, in seconds since 1970, or None: calendars end somewhere.
+
+    ``end``: another end than 2096, for what a clock that is wrong may have dated.
+    """
     when = number(value)
-    return when if when is not None and 0 <= when < 4e9 else None
+    return when if when is not None and 0 <= when < end else None
 
 
 def whole(value: object) -> int | None:

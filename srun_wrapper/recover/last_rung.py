@@ -67,7 +67,6 @@ class LastRung:
                     self._restarts,
                     self._reports.not_bad(),
                     say,
-                    self._ledger.requeue,
                 ),
                 whole=True,
             )

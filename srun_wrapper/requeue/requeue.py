@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from robust_slurm.slurm import Job, Slurm, SlurmError, job_id_for_cli
 from robust_slurm.slurm.values import expand
-from robust_slurm.state_dir.requeue_plan import RequeuePlan
 from srun_wrapper.decide.exclusions import BadNode, able_nodes, exclusions, names
 from srun_wrapper.requeue.resubmit import Limits, submit_copy
 
@@ -29,7 +27,7 @@ LAST = 2.0
 
 # Plain sh: the helper may land on a node where the user's python is not yet there. It ends as
 # soon as the job is pending with its old run completed, or gone.
-# Something else (the controller hooks, a person) may have started the job first.
+# Something else (a person, cron) may have started the job first.
 HELPER = """#!/bin/sh
 # robust-slurm: starts job {job} at once after its requeue
 for i in $(seq 1 600); do
@@ -120,13 +118,11 @@ def put_back(
     restarts: int,
     silent: Sequence[str] = (),
     report: Callable[[str], None] = lambda _text: None,
-    record: Callable[[RequeuePlan], None] = lambda _plan: None,
 ) -> Returned:
     """Requeue a running batch job of ours without the nodes ``bad``.
 
     ``restarts``: of this run. Slurm counts one more as soon as somebody has requeued the job.
     ``silent``: nodes that do not answer and are not bad: released, but not excluded.
-    ``record`` keeps the plan of the new start, for whoever starts the job before the helper does.
     ``size``: the variables ``resubmit.SIZE``, as before lost nodes were released from the job.
     The caller is part of the job and gets SIGTERM soon after. Raises SlurmError when the job
     cannot be requeued; a helper that cannot be submitted only costs the two minutes.
@@ -183,8 +179,6 @@ def put_back(
             if err.away:
                 raise
             helper_error = err
-        not_before = time.time() + limits.delay if limits.delay else 0.0
-        record(RequeuePlan(job.restarts, exclude, wanted, not_before))
         try:
             slurm.requeue(name)
         except SlurmError:  # scontrol may die of the signal that it asks for, as part of this job

@@ -16,6 +16,7 @@ from waiting import until
 
 from health.history import events
 from health.node.system import Event
+from health.settings_file import END
 from lab import Cluster
 from robust_slurm import commands
 from robust_slurm.slurm.model import node_from
@@ -86,9 +87,8 @@ class GateLab:
     ) -> None:
         """Write robust.toml: lines of [gate] and [breaker], and other tables."""
         text = f'state_dir = "{state_dir or self.state}"\n' if state else ""
-        text += (
-            f'[gate]\nspool = "{spool or self.spool}"\n{gate}\n[breaker]\n{hold}{breaker}\n{more}'
-        )
+        text += f'[gate]\nspool = "{spool or self.spool}"\n{gate}\n'
+        text += f"[breaker]\n{hold}{breaker}\n{more}\n{END}\n"
         fresh = self.etc / "robust.toml.new"
         fresh.write_text(text)
         fresh.chmod(0o644)

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from health import settings
 from health.settings import Settings
+from health.settings_file import END
 
 
 @pytest.fixture
 def load(tmp_path: Path) -> Any:
     def loaded(text: str, node: str = "gpu3") -> Settings:
         path = tmp_path / "robust.toml"
-        path.write_text(text)
+        path.write_text(f"{text}\n{END}\n")
         path.chmod(0o644)
         return settings.load(str(path), node, broken_settings.CHECKS)
 

@@ -13,7 +13,9 @@ import broken_settings
 import pytest
 
 from health import settings
+from health.admin import render
 from health.node import rootfiles
+from health.settings_file import END
 from health.settings_last import keep
 
 
@@ -21,7 +23,8 @@ from health.settings_last import keep
 def toml(tmp_path: Path) -> Path:
     """A site in its dry run, of which the copy is kept."""
     path = tmp_path / "robust.toml"
-    path.write_text(f"state_dir = '/s'\n[gate]\ndry_run = true\nspool = '{tmp_path}/spool'\n")
+    text = f"state_dir = '/s'\n[gate]\ndry_run = true\nspool = '{tmp_path}/spool'\n"
+    path.write_text(f"{text}{END}\n")
     path.chmod(0o644)
     assert keep(str(path)) == ""
     return path
@@ -95,6 +98,52 @@ def test_a_copy_is_trusted_no_more_than_the_file(toml: Path, spoil: Any, said: s
     assert _last(toml).read_text() == good and not _last(toml).is_symlink()
 
 
+def test_a_file_written_in_part_is_a_broken_one(toml: Path) -> None:
+    """Most cuts of a file are valid TOML too: 94 of 240 lost the dry run without a word."""
+    text = render.robust_toml(broken_settings.CHECKS)
+    whole = text.replace("# dry_run = false", "dry_run = true")
+    whole = whole.replace('# [nodes."gpu[1-8]".gate]', '[nodes."n1".gate]\ndisabled = ["disk"]')
+    toml.write_text(whole)
+    good = settings.load(str(toml), "n1", broken_settings.CHECKS)
+    assert good.gate["dry_run"] is True and good.gate["disabled"] == ["disk"]
+    assert (good.problems, good.notes, keep(str(toml))) == ((), (), "")
+    cut = [*range(1, len(whole) - 1, 97), len(whole) - 2]
+    for size in cut:
+        toml.write_text(whole[:size])
+        found = settings.load(str(toml), "n1", broken_settings.CHECKS)
+        assert found._replace(problems=()) == good, size
+        (problem,) = found.problems
+        assert "are in force (robust.toml.last)" in problem
+        assert keep(str(toml)) == "" and _last(toml).read_text() == whole, size
+    assert problem.startswith(f"{toml}: its last line is not `{END}`, so it may be written in part")
+    assert problem.endswith(f"; if it is whole: echo '{END}' >>{toml}")
+    toml.write_text(whole.rstrip())
+    assert settings.load(str(toml), "n1", broken_settings.CHECKS) == good
+
+
+def test_a_file_of_the_sites_own_is_used_with_a_note_until_a_copy_differs(toml: Path) -> None:
+    """Written by hand or by a tool, without the end mark."""
+    _last(toml).unlink()
+    own = "[gate]\ndry_run = true\n"
+    toml.write_text(own)
+    for there in ("as there is no robust.toml.last to use", "as robust.toml.last is the same"):
+        found = settings.load(str(toml), "n1", broken_settings.CHECKS)
+        assert found.gate["dry_run"] is True and found.problems == found.notes
+        (note,) = found.notes
+        assert f"it is used, {there}; if it is whole: echo '{END}' >>{toml}" in note
+        assert keep(str(toml)) == "" and _last(toml).read_text() == own
+    toml.write_text("[gate]\ndry_run = false\n")
+    found = settings.load(str(toml), "n1", broken_settings.CHECKS)
+    assert found.gate["dry_run"] is True and found.notes == ()
+    assert f"echo '{END}' >>{toml}" in found.problems[0]
+    assert keep(str(toml)) == "" and _last(toml).read_text() == own
+    with toml.open("a") as file:  # the cure
+        file.write(f"{END}\n")
+    found = settings.load(str(toml), "n1", broken_settings.CHECKS)
+    assert found.gate["dry_run"] is False and (found.problems, found.notes) == ((), ())
+    assert keep(str(toml)) == "" and END in _last(toml).read_text()
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_a_lost_file_is_a_broken_one(
     toml: Path, monkeypatch: pytest.MonkeyPatch, named: bool
@@ -129,12 +178,12 @@ def test_an_empty_file_is_a_lost_one(toml: Path, text: str) -> None:
     assert keep(str(toml)) == "" and not _last(toml).exists()
 
 
-def test_who_wants_the_defaults_leaves_a_comment_or_removes_both(
+def test_who_wants_the_defaults_leaves_the_end_mark_or_removes_both(
     toml: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settings, "SITE_FILE", str(toml))
     plain = settings.defaults(broken_settings.CHECKS)
-    toml.write_text("# nothing\n")
+    toml.write_text(f"{END}\n")
     assert settings.load(None, "n1", broken_settings.CHECKS) == plain
     assert keep(str(toml)) == ""
     assert settings.load(str(toml), "n1", broken_settings.CHECKS) == plain
@@ -152,9 +201,10 @@ def test_the_copy_is_written_only_when_it_differs(toml: Path) -> None:
     assert stat.S_IMODE(first.st_mode) == 0o644 and first.st_uid == os.geteuid()
     keep(str(toml))
     assert last.stat().st_ino == first.st_ino and last.stat().st_mtime == first.st_mtime
-    toml.write_text("[gate]\nenabled = false\n")
+    other = f"[gate]\nenabled = false\n{END}\n"
+    toml.write_text(other)
     keep(str(toml))
-    assert last.read_text() == "[gate]\nenabled = false\n"
+    assert last.read_text() == other
     toml.chmod(0o600)
     keep(str(toml))
     assert stat.S_IMODE(last.stat().st_mode) == 0o600, "no wider than the file"
@@ -162,7 +212,7 @@ def test_the_copy_is_written_only_when_it_differs(toml: Path) -> None:
 
 
 def test_one_bad_key_is_no_broken_file(toml: Path) -> None:
-    toml.write_text("[gate]\ndry_run = 1\n")
+    toml.write_text(f"[gate]\ndry_run = 1\n{END}\n")
     found = settings.load(str(toml), "n1", broken_settings.CHECKS)
     assert found.gate["dry_run"] is False
     assert found.problems == ("[gate.dry_run] = 1: use true or false; False stays",)
@@ -196,7 +246,7 @@ def test_where_the_copy_cannot_be_written(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(rootfiles, "replace", replace)
-    toml.write_text("# another\n")
+    toml.write_text(f"# another\n{END}\n")
     assert keep(str(toml)) == (said and f"{_last(toml)}: {said}")
     assert "dry_run" in _last(toml).read_text()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from typing import Any
 
 import pytest
@@ -60,6 +61,63 @@ def test_a_late_forged_one_is_refused(site: GateSite) -> None:
     main([])
     assert site.event("rejected")["owner"] == 666
     assert site.events("strike") == []
+
+
+@needs_root
+@pytest.mark.parametrize("closed", ["8", "8/accusations"])
+def test_a_directory_that_its_user_has_closed_is_that_jobs_alone(
+    site: GateSite, closed: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The sweep's search ended there, and the reports of all older jobs were never read."""
+    from epilog.cli import main as epilog
+
+    for job, uid in ((7, GONE), (8, GONE + 1)):
+        site.environ(job=job, uid=uid)
+        epilog([])
+        site.report_node(job=job, uid=uid)
+    (site.state / "jobs" / closed).chmod(0)
+    site.environ(job=0)
+    main([])
+    assert [e.data["job"] for e in site.events("accusation")] == [7]
+    (rejected,) = site.events("rejected")
+    assert (rejected.data["job"], rejected.data["owner"]) == (8, GONE + 1)
+    assert "rejected report accusations in job 8" in capfd.readouterr().err
+    main([])
+    assert len(site.events("rejected")) == 1, "once"
+
+
+@needs_root
+@pytest.mark.parametrize("answers", [True, False])
+def test_only_a_file_system_that_is_silent_ends_the_search(
+    site: GateSite, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    """A user's directory that never answers costs that user's reports."""
+    from epilog.cli import main as epilog
+    from health.gate import inquiry
+    from health.history import node_reports
+
+    for job, uid in ((7, GONE), (8, GONE + 1), (9, GONE + 1)):
+        site.environ(job=job, uid=uid)
+        epilog([])
+        site.report_node(job=job, uid=uid)
+    found, real = node_reports._found, os.scandir
+
+    def hangs(state_dir: str, node: str, reporting: Any, known: Any) -> Any:
+        if reporting.uid == GONE + 1:
+            threading.Event().wait()
+        return found(state_dir, node, reporting, known)
+
+    def listing(path: Any) -> Any:
+        if str(path).endswith("/jobs") and not answers:
+            threading.Event().wait()
+        return real(path)
+
+    monkeypatch.setattr(node_reports, "_found", hangs)
+    monkeypatch.setattr(inquiry, "FIND_S", 0.3)
+    monkeypatch.setattr(os, "scandir", listing)
+    site.environ(job=0)
+    main([])
+    assert [e.data["job"] for e in site.events("accusation")] == ([7] if answers else [])
 
 
 @needs_root

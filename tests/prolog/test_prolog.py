@@ -145,7 +145,7 @@ def test_a_dry_run_survives_a_slip_in_the_file(
     run = site.event("run")
     assert run["dry_run"] is True
     (told,) = [one for one in run["findings"] if one["check"] == "config-unusable"]
-    assert told["status"] == "WARN" and "Invalid value (at line 9, column 12)" in told["evidence"]
+    assert told["status"] == "WARN" and "Invalid value (at line 11, column 12)" in told["evidence"]
     assert told["evidence"].endswith("are in force (robust.toml.last)")
 
 

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from health import settings
-from health.admin import controller, install, node, render, show_config, trust
+from health.admin import install, node, render, show_config, trust
 from health.admin.doctor import (
     backend,
-    controller_rules,
     plugin_rules,
     rules,
     say,
@@ -56,16 +55,12 @@ def main(
             raise SlurmError("unreachable", ("scontrol", "ping"), "no slurmctld answers")
         config = door.config()
         nodes = door.nodes()
-        hooks = runs(config, controller.KEYS)
         hosts = {name for node in nodes.values() for name in (node.name, node.hostname)}
         remarks = [
             *_slurm(door, config, nodes, etc),
             backend.remark(door, _used(etc), _toml(etc)),
             *site_rules.of_bare((bare or bare_slurm)(_settings(etc).gate), config, _toml(etc)),
             *plugin_rules.of_plugin(etc, config),
-            *controller_rules.of_controller(
-                etc, config, hooks, controller_rules.is_host(config, _short())
-            ),
             *_machine(etc, socket.gethostname() in hosts or _short() in hosts),
         ]
     except SlurmError as error:
@@ -116,13 +111,12 @@ def _slurm(
     partitions = {n: (p.nodes, p.state) for n, p in door.partitions().items()}
     version = config.get("SLURM_VERSION", "")
     facts = SiteFacts(config, found.gate, etc, runs(config))
-    closed = controller_rules.makes_directories(etc, config, runs(config, controller.KEYS))
     return [
         site_rules.of_release(show_config.release(config), version),
         *site_rules.of_crashes(version),
         *site_rules.of_wants(rules.wants(facts)),
         *site_rules.of_settings(toml, path is not None, list(dict.fromkeys(problems))),
-        *site_rules.of_state_dir(state_dir.inspect(found.state_dir), toml, closed),
+        *site_rules.of_state_dir(state_dir.inspect(found.state_dir), toml),
         *site_rules.of_refused(state_dir.refused(found)),
         site_rules.of_standby(*own, partitions),
         *site_rules.of_gpus(gpus, toml),
@@ -213,7 +207,7 @@ def site_settings(path: str | None, name: str = "") -> settings.Settings:
     from health.checks import ALL
 
     found = settings.load(path or _NO_FILE, name, ALL)
-    return found if path else found._replace(problems=())
+    return found if path else found._replace(problems=(), notes=())
 
 
 def job_settings(path: str | None) -> tuple[tuple[str, bool], list[str]]:
@@ -252,10 +246,10 @@ def _expected(found: settings.Settings) -> int:
     return int(found.families.get("gpu_count", {}).get("expected", -1))
 
 
-def runs(config: Mapping[str, str], keys: Sequence[str] = _SCRIPTS) -> dict[str, list[str]]:
+def runs(config: Mapping[str, str]) -> dict[str, list[str]]:
     """List, per kind of script, the files that Slurm runs and those that these name."""
     found: dict[str, list[str]] = {}
-    for key in keys:
+    for key in _SCRIPTS:
         files: list[str] = []
         for pattern in show_config.scripts_of(config, key):
             for path in [pattern, *glob.glob(pattern)]:  # noqa: PTH207 - a pattern from root

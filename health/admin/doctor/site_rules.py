@@ -117,8 +117,7 @@ class StateDir(NamedTuple):
     jobs: Present = Present("none")
 
 
-def of_state_dir(state: StateDir, toml: str, closed: bool = False) -> list[Remark]:
-    """``closed``: jobs may be root's alone, since the controller hook makes the directories."""
+def of_state_dir(state: StateDir, toml: str) -> list[Remark]:
     if not state.path:
         text = (
             "not set to an absolute path: no cluster-wide ledger of nodes, no cluster-wide "
@@ -150,8 +149,7 @@ def of_state_dir(state: StateDir, toml: str, closed: bool = False) -> list[Remar
             "the jobs' records must be writable by all users, with the sticky bit, as /tmp is",
         ),
     ):
-        modes = (mode, 0o755) if closed else (mode,)
-        if there.mode not in modes or there != there._replace(kind="dir", uid=0):
+        if there != Present("dir", mode=mode):
             now = "missing" if there.kind == "none" else f"{there.kind}, mode {there.mode:04o}"
             now += f", uid {there.uid}" if there.uid else ""
             line = f"install -d -o root -g root -m {mode:04o} {state.path}/{sub}"

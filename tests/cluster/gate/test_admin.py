@@ -14,6 +14,7 @@ import pytest
 from admin_prefix import make_prefix
 from waiting import until
 
+from health.settings_file import END
 from lab import Cluster
 from robust_slurm import commands
 
@@ -32,7 +33,8 @@ class Site:
         self.prefix = make_prefix(self.top / "prefix")
         lab.exec("head", ["mkdir", str(self.etc)], user=False, check=True)
         # The spool's usual place is the same directory on all nodes, and this machine's own.
-        self.write("head", "robust.toml", f'[gate]\nspool = "{lab.spec.node_dir}/gate"\n')
+        text = f'[gate]\nspool = "{lab.spec.node_dir}/gate"\n{END}\n'
+        self.write("head", "robust.toml", text)
 
     @property
     def etc(self) -> Path:
@@ -105,7 +107,7 @@ def toml(lab: Cluster) -> str:
     return (
         f'state_dir = "{lab.spec.dir}/state"\n[gate]\nspool = "{lab.spec.node_dir}/gate"\n'
         "[breaker]\nhold_down = 0\n"
-        '[nodes."n2".health.mounts]\nrequired = ["/not-there"]\n'
+        f'[nodes."n2".health.mounts]\nrequired = ["/not-there"]\n{END}\n'
     )
 
 
@@ -247,7 +249,7 @@ def test_install_over_ssh_and_run_a_job(ready: Site) -> None:
     assert "DRAIN" in node["State"] and node["Reason"].startswith("robust:node:mount")
 
     # The sweep undrains it when what was wrong is right again.
-    ready.write("n2", "robust.toml", toml(lab).partition("[nodes")[0])
+    ready.write("n2", "robust.toml", toml(lab).partition("[nodes")[0] + END)
     reconfigure(lab, {"HealthCheckInterval": "2"})
     until(lambda: "DRAIN" not in lab.nodes()["n2"], "n2 undrained by the sweep")
 

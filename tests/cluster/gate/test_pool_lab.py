@@ -1,7 +1,4 @@
-"""The pool in a real Slurm: made, used by a training that loses a node, shown, given back.
-
-In the first test slurmctld itself brings it up to date, by the hooks that robust-admin installs.
-"""
+"""The pool in a real Slurm: made, used by a training that loses a node, shown, given back."""
 
 from __future__ import annotations
 
@@ -27,7 +24,6 @@ def pool() -> Iterator[Pool]:
 
 def test_a_standby_node_comes_from_the_pool(pool: Pool) -> None:
     lab = pool.lab
-    pool.install_hooks()
     denied = pool.run("apply", "--yes", "--nodes", "n4", code=1, user=True)
     assert "Permission denied" in denied.stderr
 
@@ -41,7 +37,9 @@ def test_a_standby_node_comes_from_the_pool(pool: Pool) -> None:
     assert pool.partition("standby")["Nodes"] == pool.partition("low")["Nodes"] == "n3"
     assert lab.job(busy)["JobState"] == "RUNNING"
     lab.exec("head", ["scancel", str(busy)], check=True)
-    until(lambda: pool.partition("standby")["Nodes"] == "n[3-4]", "the hook of its end", 40)
+    until(lambda: lab.job(busy)["JobState"] == "CANCELLED", "its end", 20)
+    pool.run("apply", "--yes")
+    assert pool.partition("standby")["Nodes"] == "n[3-4]"
     assert pool.use() == {"n3": "free", "n4": "free"} and pool.show(0)["stock"]["short"] == 0
 
     low = [lab.sbatch(ASLEEP, ["-p", "low", "--exclusive", "-o", "/dev/null"]) for _ in range(2)]
@@ -58,13 +56,18 @@ def test_a_standby_node_comes_from_the_pool(pool: Pool) -> None:
     used = pool.use()
     assert used[came].endswith(f", standby of job {training.job}"), used
     assert pool.show(1)["stock"]["short"] == 1
-    until(pool.missing_since, "the hook of the standby allocation's start", 40)
+    pool.run("apply", "--yes")
     assert sorted(lab.job(job)["JobState"] for job in low) == ["PENDING", "RUNNING"]
     pool.run("apply", "--yes", "--size", "0")
     assert pool.partition("standby")["Nodes"] == came
     training.go_on()
     training.check_done()
-    until(lambda: pool.partition("train")["Nodes"] == "n[1-4]", "the hook of its end", 40)
+
+    def given_back() -> bool:
+        pool.run("apply", "--yes")
+        return pool.partition("train")["Nodes"] == "n[1-4]"
+
+    until(given_back, "the end of its jobs", 40)
     assert pool.partition("standby")["Nodes"] == pool.partition("low")["Nodes"] == "(null)"
 
 

@@ -9,6 +9,7 @@ import installed_files
 from installed_files import carry_out, newer, tree
 
 from health.admin.node import AdminReply, AdminRequest, perform
+from health.settings_file import END
 
 request_for = installed_files.request_for
 
@@ -20,7 +21,7 @@ def test_install_twice_and_uninstall(tmp_path: Path, request_for: AdminRequest) 
     found = tree(tmp_path)
     names = ["manifest.json", "prolog", "robust.toml", "robust.toml.last"]
     assert list(found) == ["etc", *(f"etc/{name}" for name in names), "spool"]
-    assert found["etc/robust.toml.last"] == found["etc/robust.toml"] == (0o644, "# a = 1\n")
+    assert found["etc/robust.toml.last"] == found["etc/robust.toml"] == (0o644, f"# a = 1\n{END}\n")
     assert found["etc/prolog"] == (0o755, "#!/bin/sh\n")
     assert found["spool"][0] == 0o755
     again = perform(request_for)
@@ -37,13 +38,14 @@ def test_the_copy_of_the_settings_is_of_the_last_good_ones(
 ) -> None:
     (tmp_path / "etc").mkdir(mode=0o755)
     toml, last = (tmp_path / "etc" / name for name in ("robust.toml", "robust.toml.last"))
-    toml.write_text("[gate]\ndry_run = true\n")
+    good = f"[gate]\ndry_run = true\n{END}\n"
+    toml.write_text(good)
     toml.chmod(0o644)
     carry_out(request_for)
     assert last.read_text() == toml.read_text(), "what its admin wrote, not what is offered"
     toml.write_text("[gate\n")
     assert not carry_out(newer(request_for)).error
-    assert last.read_text() == "[gate]\ndry_run = true\n"
+    assert last.read_text() == good
     gone = perform(AdminRequest("uninstall", request_for.etc))
     assert ("remove", str(last)) in [(action, path) for action, path, _ in gone.changes]
     assert not carry_out(AdminRequest("uninstall", request_for.etc)).error
@@ -65,7 +67,7 @@ def test_uninstall_leaves_what_was_edited(tmp_path: Path, request_for: AdminRequ
     again = carry_out(request_for)
     assert not again.error
     assert (tmp_path / "etc" / "robust.toml").read_text() == "a = 2\n"
-    assert (tmp_path / "etc" / "robust.toml.new").read_text() == "# a = 1\n"
+    assert (tmp_path / "etc" / "robust.toml.new").read_text() == f"# a = 1\n{END}\n"
 
 
 def test_a_change_since_it_was_shown_stops_it(tmp_path: Path, request_for: AdminRequest) -> None:

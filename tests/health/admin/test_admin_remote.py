@@ -23,6 +23,7 @@ paramiko = pytest.importorskip("paramiko")
 
 from health.admin import cli, remote  # noqa: E402 - after the guard
 from health.admin.node import AdminRequest  # noqa: E402
+from health.settings_file import END  # noqa: E402
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 NODES = "127.0.0.[1-3]"
@@ -139,7 +140,7 @@ def clean(request: pytest.FixtureRequest) -> None:
     for directory in (fleet.etc, *(fleet.own(i) for i in (1, 2, 3))):
         shutil.rmtree(directory)
         directory.mkdir()
-    (fleet.etc / "robust.toml").write_text(f'[gate]\nspool = "{fleet.top}/spool"\n')
+    (fleet.etc / "robust.toml").write_text(f'[gate]\nspool = "{fleet.top}/spool"\n{END}\n')
 
 
 INSTALLED = [
@@ -189,7 +190,8 @@ def test_only_what_differs_is_changed(fleet: Fleet) -> None:
     fleet.admin("install")
     (fleet.own(2) / "prolog").unlink()
     (fleet.own(3) / "robust.toml").write_text("# this node's own\n")
-    (fleet.etc / "robust.toml").write_text(f'[gate]\nspool = "{fleet.top}/spool"\ndry_run = true\n')
+    text = f'[gate]\nspool = "{fleet.top}/spool"\ndry_run = true\n{END}\n'
+    (fleet.etc / "robust.toml").write_text(text)
     code, text = fleet.admin("install")
     assert code == 0, text
     assert there(fleet.own(2)) == INSTALLED

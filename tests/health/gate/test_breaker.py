@@ -57,6 +57,7 @@ def test_node_limit(percent: float, fleet: int, most: int) -> None:
         ([(NOW - 1, "a", 7), (NOW - 2, "a", 7)], 7, ""),
         ([(NOW - 1, "a", 0), (NOW - 2, "b", 0)], 0, ""),  # outside jobs there is none to blame
         ([(NOW + 50, "a", 1), (NOW + 5, "b", 2), (NOW, "c", 3)], 7, "3 other nodes"),  # clocks
+        ([(NOW + 3600, "a", 1), (NOW + 3660, "b", 2), (NOW + 80_000, "c", 3)], 7, "3 other nodes"),
         ([(NOW + 9e9, "a", 1), (NOW + 9e9, "b", 2), (NOW + 9e9, "c", 3)], 7, ""),  # clock gone mad
     ],
 )

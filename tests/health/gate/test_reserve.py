@@ -51,6 +51,10 @@ def asked(top: Path, times: list[float], most: int = 5) -> str:
             "250 other nodes",
             id="wrong clocks",
         ),
+        pytest.param([NOW + 3660] * 5, 5, "5 other nodes", id="the clock was set back an hour"),
+        pytest.param([NOW + 9e8] * 5, 5, "5 other nodes", id="and by 28 years"),
+        # Records of a sane clock that follow date those of a wrong one.
+        pytest.param([*[NOW + 9e8] * 5, NOW - 3700], 5, "", id="28 years ahead, long ago"),
     ],
 )
 def test_limits_hold_for_a_ledger_of_any_length(
@@ -106,3 +110,12 @@ def test_what_one_user_left_counts_as_long_as_it_stands(standing: set[str], allo
     limits = LIMITS._replace(max_per_job=2)
     assert allowed_for_user(old, standing, NOW, limits, own).allowed is allowed
     assert allowed_for_user(old, standing, NOW, limits, own._replace(cause="disk")).allowed
+
+
+@pytest.mark.parametrize("digits", ["1" + "0" * 400, "-1" + "0" * 400, "1e400", "NaN", "true"])
+@pytest.mark.parametrize("key", ["time", "job"])
+def test_a_number_made_to_hurt_is_no_drain(digits: str, key: str) -> None:
+    """OverflowError ended the breaker, and with it each gate that asked it."""
+    line = '{"time":1,"node":"n2","job":0}'.replace(f'"{key}":', f'"{key}":{digits},"x":')
+    good = rootfiles.line_of(OWN._asdict())
+    assert ledger.parse(rootfiles.records(line.encode() + b"\n" + good)) == [OWN]

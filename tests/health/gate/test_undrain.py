@@ -56,7 +56,8 @@ def standing(text: str, at: float | None = NOW - 1000, *flags: str) -> DrainStan
         (reason(), [drained(), Event(NOW - 900, "undrain", BOOT, {})], False),
         (reason(), [Event(NOW - 900, "undrain", BOOT, {})], False),  # the record is lost
         (reason(), [drained(), Event(NOW - 900, "lifted", BOOT, {})], False),
-        (reason(), [drained(), Event(NOW - 1100, "undrain", BOOT, {})], True),  # drained anew
+        (reason(), [Event(NOW - 1100, "undrain", BOOT, {}), drained()], True),  # drained anew
+        (reason(), [drained(), Event(NOW - 4600, "undrain", BOOT, {})], False),  # clock set back
         (
             "Prolog error",
             [drained(**{"as": "Prolog error"}), Event(NOW - 900, "undrain", BOOT, {})],

@@ -148,7 +148,10 @@ RESET, REBOOTED = did("reset", 300, gpu=GPU), "b0"
         ([xid(54, boot=REBOOTED)], [("xid-54", "service")]),
         ([xid(54, boot=REBOOTED), did("repaired", 300)], []),
         ([xid(79), did("repaired", 300)], []),
-        ([xid(79, 200), did("repaired", 300)], [("xid-79", "reboot")]),
+        ([did("repaired", 300), xid(79, 200)], [("xid-79", "reboot")]),
+        ([xid(79, 200), did("repaired", 3800)], []),  # the clock was set back an hour
+        ([xid(79, -9 * DAY), did("repaired", 300)], []),  # … was days ahead
+        ([xid(79, -9 * DAY, boot="old"), did("repaired", 300)], []),
         ([xid(79, 400, lasted=150), did("repaired", 300)], [("xid-79", "reboot")]),  # and again
         ([xid(79), did("repaired", -9 * DAY)], [("xid-79", "reboot")]),
         # the driver takes its word back

@@ -65,10 +65,14 @@ def test_no_history_is_an_empty_one(spool: Path) -> None:
     assert history.load(str(spool)) == []
 
 
-def test_oldest_first_whatever_the_order_of_writing(spool: Path) -> None:
-    history.append(str(spool), [event(3), event(1)])
-    history.append(str(spool), [event(2)])
-    assert numbers(history.load(str(spool))) == [1, 2, 3]
+def test_oldest_first_and_within_a_boot_as_written(spool: Path) -> None:
+    """A clock that is set does not change what came first; other nodes' words have no boot."""
+    boots = ((3, "b"), (1, "a"), (4, "b"), (2, ""), (5, ""))
+    history.append(str(spool), [event(number)._replace(boot=boot) for number, boot in boots])
+    assert numbers(history.load(str(spool))) == [1, 2, 3, 4, 5]
+    back = [event(9)._replace(boot="c"), event(7)._replace(boot="c"), event(8)._replace(boot="")]
+    history.append(str(spool), back)
+    assert numbers(history.load(str(spool))) == [1, 2, 3, 4, 5, 8, 9, 7]
 
 
 @pytest.mark.parametrize(
@@ -80,6 +84,8 @@ def test_oldest_first_whatever_the_order_of_writing(spool: Path) -> None:
         b'{"time":"1","kind":"run","boot":"b","data":{}}',
         b'{"time":NaN,"kind":"run","boot":"b","data":{}}',
         b'{"time":true,"kind":"run","boot":"b","data":{}}',
+        b'{"time":1' + b"0" * 400 + b',"kind":"run","boot":"b","data":{}}',
+        b'{"time":9e99,"kind":"run","boot":"b","data":{}}',
         b'{"time":1,"kind":5,"boot":"b","data":{}}',
         b'{"time":1,"kind":"run","boot":"b","data":7}',
         b"[" * 30000,

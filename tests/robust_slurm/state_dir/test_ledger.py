@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import multiprocessing
 import os
@@ -28,7 +27,6 @@ from robust_slurm.state_dir.ledger import (
     prepare,
     replace_file,
 )
-from robust_slurm.state_dir.requeue_plan import RequeuePlan, plan_from
 
 
 def lines(path: Path) -> list[object]:
@@ -252,36 +250,6 @@ def test_who_may_not_make_it_waits_for_who_does(
     monkeypatch.setattr(ledger, "OTHER_USER", 0.1)
     with pytest.raises(PermissionError):
         make_job_dir(tmp_path / "other", 7)
-
-
-def test_where_only_root_may_write_its_directory_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """slurmctld's hook makes it, at the job's start."""
-    jobs = tmp_path / "jobs"
-    jobs.mkdir()
-    calls: list[Path] = []
-
-    def denied(path: Path, job: int, uid: int) -> str:
-        if len(calls) == 3:
-            (jobs / "7").mkdir()
-        calls.append(path)
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(ledger, "_taken_now", denied)
-    assert make_job_dir(tmp_path, 7) == jobs / "7" and len(calls) == 4
-    monkeypatch.setattr(ledger, "OTHER_USER", 0.1)
-    with pytest.raises(PermissionError):
-        make_job_dir(tmp_path, 8)
-
-
-def test_the_plan_of_a_requeue(tmp_path: Path) -> None:
-    book = JobLedger(tmp_path)
-    plan = RequeuePlan(2, ("n1", "n2"), 2, 1_800_000_000.0)
-    book.requeue(plan)
-    written = plan_from((tmp_path / "requeue.json").read_bytes())
-    assert written == plan, "it is there before Slurm is asked to requeue the job"
-    book.close()
 
 
 def test_a_stalled_file_system_leaves_the_umask_alone(

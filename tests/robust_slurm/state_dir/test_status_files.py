@@ -276,3 +276,49 @@ def test_jobs_of_slurm_are_read_before_directories_of_forgotten_ones(tmp_path: P
     (tmp_path / "jobs" / "7" / "roster.0.json").write_text(json.dumps(roster(job_id=7)))
     found = read_state(tmp_path, {7: os.getuid(), 1601: 5})
     assert [one.job_id for one in found.rosters] == [7]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")
+def test_one_users_directories_hide_no_job_of_another(tmp_path: Path) -> None:
+    """Without Slurm's word, 500 directories of jobs to come hid all others, as did a later name."""
+    jobs = tmp_path / "jobs"
+    for name, owner in (
+        ("8", 20001),
+        ("8.20002.1", 20002),
+        *((str(n), 20002) for n in range(900, 1500)),
+    ):
+        (jobs / name).mkdir(parents=True)
+        (jobs / name / "roster.0.json").write_text(
+            json.dumps(roster(job_id=int(name.split(".")[0])))
+        )
+        os.chown(jobs / name, owner, owner)
+    found = read_state(tmp_path)
+    assert found.problems == [f"not read: 102 older jobs in {jobs}"]
+    assert len(found.rosters) == 500
+    uids = {one.uid for one in read_jobs(tmp_path)[0] if one.job_id == 8}
+    assert uids == {20001}, "the other one has had its share"
+    assert {one.uid for one in read_jobs(tmp_path, {8: 20001})[0]} == {20001}
+    every = {8: 20001, 1499: 20002}
+    assert {one.job_id for one in read_state(tmp_path, every).rosters} > {8, 1499}
+    for only in (None, 8):
+        found = read_state(tmp_path, {8: 20001}, only=only)
+        assert [one.job_id for one in found.rosters] == [8]
+
+
+def test_a_mount_that_refuses_others_hides_no_other_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any user may mount a FUSE file system on a directory in ``jobs``: no record was read then."""
+    for job in (7, 8):
+        (tmp_path / "jobs" / str(job)).mkdir(parents=True)
+        (tmp_path / "jobs" / str(job) / "roster.0.json").write_text(json.dumps(roster(job_id=job)))
+    real = os.lstat
+
+    def lstat(path: Any, **at: Any) -> os.stat_result:
+        if str(path).endswith("/jobs/8"):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path, **at)
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    assert [one.job_id for one in read_state(tmp_path).rosters] == [7]
+    assert [one.job_id for one in read_jobs(tmp_path)[0]] == [7]

@@ -13,7 +13,6 @@ import pytest
 
 from robust_slurm.slurm import Job, Slurm, SlurmError, SlurmNode
 from robust_slurm.slurm.errors import Kind, classify
-from robust_slurm.state_dir.requeue_plan import RequeuePlan
 from srun_wrapper.decide.exclusions import BadNode
 from srun_wrapper.requeue.requeue import helper_script, partitions_for, put_back
 
@@ -171,22 +170,6 @@ def test_nothing_to_shrink() -> None:
 def test_a_job_that_forbids_requeueing_is_asked_to_allow_it() -> None:
     done = run(job(requeue=False))
     assert done.calls[0] == ("update_job", {"name": "12", "requeue": True})
-
-
-def test_the_plan_is_kept_before_the_requeue() -> None:
-    recorder = Recorder(job(restarts=2))
-    kept: list[tuple[RequeuePlan, int]] = []
-    bad = [BadNode("n2")]
-    put_back(
-        cast(Slurm, recorder),
-        12,
-        bad,
-        "standby",
-        SIZE,
-        2,
-        record=lambda plan: kept.append((plan, len(recorder.calls))),
-    )
-    assert kept == [(RequeuePlan(2, ("n9", "n2"), 3), recorder.names().index("requeue"))]
 
 
 def test_an_array_task_is_named_as_such() -> None:

@@ -10,6 +10,7 @@ import pytest
 from health.admin import node
 from health.admin.install import Directory, WantedFile
 from health.admin.node import AdminReply, AdminRequest, perform
+from health.settings_file import END
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def request_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AdminRequest
         "",
         [
             WantedFile(f"{etc}/prolog", "#!/bin/sh\n", 0o755),
-            WantedFile(f"{etc}/robust.toml", "# a = 1\n", 0o644, settings=True),
+            WantedFile(f"{etc}/robust.toml", f"# a = 1\n{END}\n", 0o644, settings=True),
         ],
         [Directory(str(etc), 0o755), Directory(f"{tmp_path}/spool", 0o755)],
         "/usr/bin/python3",
@@ -38,7 +39,7 @@ def newer(request: AdminRequest) -> AdminRequest:
     return request._replace(
         files=[
             WantedFile(f"{etc}/prolog", "#!/bin/sh\n# new\n", 0o755),
-            WantedFile(f"{etc}/robust.toml", "# a = 2\n", 0o644, settings=True),
+            WantedFile(f"{etc}/robust.toml", f"# a = 2\n{END}\n", 0o644, settings=True),
             WantedFile(f"{etc}/epilog", "#!/bin/sh\n", 0o755),
         ]
     )

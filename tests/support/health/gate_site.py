@@ -22,6 +22,7 @@ from health.history import events
 from health.node import kmsg
 from health.node.system import Event, System
 from health.settings import BREAKER
+from health.settings_file import END
 
 BROKEN = Condition("broken", "FAIL", "node", "reboot", "when the test says so")
 GONE = 4_000_123  # a uid that owns nothing here: its leftovers are none
@@ -76,7 +77,7 @@ class GateSite:
             f"{state_dir}[gate]\nspool = {str(self.spool)!r}\nslurm_bin = {str(self.slurm.bin)!r}\n"
             f"prolog_deadline = 20.0\nscontrol_deadline = 10.0\n{gate}\n"
         )
-        self.toml.write_text(head + text)
+        self.toml.write_text(f"{head}{text}\n{END}\n")
         self.toml.chmod(0o644)
 
     def environ(self, job: int = 7, uid: int = GONE, node: str = "n1", **more: str) -> None:

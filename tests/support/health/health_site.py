@@ -13,6 +13,7 @@ from health.check import Check
 from health.children.child import write_all
 from health.finding import Finding
 from health.nvidia import nvml
+from health.settings_file import END
 
 GPU = {
     "index": 3,
@@ -33,7 +34,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("spool", "state/nodes"):
         (tmp_path / name).mkdir(parents=True)
     path = tmp_path / "robust.toml"
-    path.write_text(f'state_dir = "{tmp_path}/state"\n[gate]\nspool = "{tmp_path}/spool"\n')
+    path.write_text(f'state_dir = "{tmp_path}/state"\n[gate]\nspool = "{tmp_path}/spool"\n{END}\n')
     monkeypatch.setenv("ROBUST_SITE_CONFIG", str(path))
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)

@@ -14,6 +14,7 @@ from slurm_configs import recorded_text
 from health.admin import cli
 from health.admin.doctor import run as doctor
 from health.admin.doctor.site_rules import Bare
+from health.settings_file import END
 from robust_slurm.slurm import Completed, Slurm
 
 
@@ -87,6 +88,9 @@ def test_a_broken_robust_toml_is_named(tmp_path: Path) -> None:
     assert [(r["level"], r["subject"]) for r in gpus] == [("fix", "GPUs of n[1-2]")]
 
 
+CURE = f"echo '{END}' >>"
+
+
 @pytest.mark.parametrize("up", [True, False])
 def test_a_robust_toml_that_cannot_be_used_is_a_fault(tmp_path: Path, up: bool) -> None:
     toml = tmp_path / "robust.toml"
@@ -105,6 +109,14 @@ def test_a_robust_toml_that_cannot_be_used_is_a_fault(tmp_path: Path, up: bool) 
     (tmp_path / "robust.toml.last").write_text("[gate]\ndry_run = true\n")
     (tmp_path / "robust.toml.last").chmod(0o644)
     assert any("are in force (robust.toml.last)" in what for what in said())
+    toml.write_text("[gate]\ndry_run = true\n")
+    (told,) = said()
+    assert told.endswith(
+        f"it is used, as robust.toml.last is the same; if it is whole: {CURE}{toml}"
+    )
+    toml.write_text("[gate]\n")
+    (told,) = said()
+    assert "are in force (robust.toml.last)" in told and told.endswith(f"{CURE}{toml}")
     toml.unlink()
     assert len(said()) == 1 and "No such file or directory; the settings of" in said()[0]
     toml.symlink_to("/nowhere")
@@ -113,7 +125,7 @@ def test_a_robust_toml_that_cannot_be_used_is_a_fault(tmp_path: Path, up: bool) 
 
 def test_slurm_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Said, and what can be seen without Slurm is looked at all the same."""
-    (tmp_path / "robust.toml").write_text("[gate]\nprolog_deadlin = 3.0\n")
+    (tmp_path / "robust.toml").write_text(f"[gate]\nprolog_deadlin = 3.0\n{END}\n")
     code, text = run(tmp_path, "22.05", as_json=True, up=False)
     assert code == 2
     remarks = json.loads(text)["remarks"]

@@ -1,1 +1,0 @@
-"""The hooks that slurmctld runs (PrologSlurmctld, EpilogSlurmctld): optional."""
