@@ -88,7 +88,9 @@ def _install(args: argparse.Namespace, out: IO[str]) -> int:
         files.append(WantedFile(f"{args.etc}/{render.FRAGMENT}", fragment, 0o644))
         lines = [f"{w.where}:  {w.line()}" for w in wants if w.needed and w.level == "fix"]
         args.needs += lines
-    request = AdminRequest("install", args.etc, "", files, render.directories(site), *prefix)
+    request = AdminRequest(
+        "install", args.etc, "", files, render.directories(site), prefix.python, prefix.dirs
+    )
     code = carry_out(request)
     if not args.dry_run and not code:
         out.write("".join(f"{line}\n" for line in state_dir.make(found.state_dir)))
@@ -121,7 +123,9 @@ def _install_plugin(args: argparse.Namespace, carry_out: CarryOut, out: IO[str])
             "right ones with --slurm-include=DIR"
         )
     top = plugin.directory(args.etc)
-    request = AdminRequest("install", top, "", files, plugin.directories(args.etc), *prefix)
+    request = AdminRequest(
+        "install", top, "", files, plugin.directories(args.etc), prefix.python, prefix.dirs
+    )
     code = carry_out(request)
     lines = plugin.site_lines(args.etc, config)
     args.needs += [f"{line.file}:  {line.text}" for line in lines]
@@ -138,7 +142,9 @@ def _install_controller(args: argparse.Namespace, carry_out: CarryOut, out: IO[s
 
     prefix, config = render.find_prefix(args.prefix), doctor.slurm_config()
     files, top = controller.files(args.etc, prefix, config), controller.directory(args.etc)
-    request = AdminRequest("install", top, "", files, controller.directories(args.etc), *prefix)
+    request = AdminRequest(
+        "install", top, "", files, controller.directories(args.etc), prefix.python, prefix.dirs
+    )
     code = carry_out(request)
     lines = controller.site_lines(args.etc, config, doctor.runs(config, controller.KEYS))
     args.needs += [f"{line.where}:  {line.line}" for line in lines]
@@ -229,8 +235,8 @@ def _targets(args: argparse.Namespace) -> tuple[flow.Ask, list[str]]:
     hosts = remote.known_hosts(args.known_hosts)
     if args.identity:
         _readable("--identity", args.identity)
-    python = f"{args.prefix}/bin/python3"
-    access = remote.Access(args.user, args.port, args.identity, hosts, python)
+    prefix = render.find_prefix(args.prefix)
+    access = remote.Access(args.user, args.port, args.identity, hosts, prefix)
     return partial(remote.ask_all, access), nodes_of(args.nodes)
 
 

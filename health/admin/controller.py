@@ -49,6 +49,7 @@ def files(etc: str, prefix: render.Prefix, config: Mapping[str, str]) -> list[Wa
     known = {
         "load_s": render.LOAD_S,
         "unloaded": render.UNLOADED,
+        "watched": False,
         "dirs": prefix.dirs,
         "config": f"{etc}/{render.SETTINGS}",
         "module": "health.controller.hook",

@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from typing import NamedTuple
 
 from health.controller import pool, records
+from health.node.trust import slurm_path
 from health.settings import PLACES, SITE_FILE
 from health.settings_file import parse, read
 from health.settings_last import SUFFIX
@@ -93,7 +94,10 @@ def main() -> int:
         event = event_of(os.environ)
         if event is not None:
             site = site_of(os.environ.get("ROBUST_SITE_CONFIG") or SITE_FILE)
-            os.environ["PATH"] = f"{site.slurm_bin}:{PLACES}" if site.slurm_bin else PLACES
+            places = f"{site.slurm_bin}:{PLACES}" if site.slurm_bin else PLACES
+            os.environ["PATH"], holes = slurm_path(places)
+            for hole in holes:
+                say(f"Slurm's commands there are not run: {hole}")
             react(event, site)
     except Exception as error:  # noqa: BLE001 - the job goes on as without us
         say(f"controller hook: {type(error).__name__}: {error}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,7 +52,7 @@ def due(record: Mapping[str, Any], partition: str) -> bool:
 
 def apply(state_dir: str) -> str:
     """Run ``robust-standby apply`` as it was last run; returns what it printed to stderr."""
-    argv = [sys.executable, "-I", *commands.own_words("standby.cli"), "apply", "--yes"]
+    argv = [*commands.again("standby.cli"), "apply", "--yes"]
     argv += ["--state-dir", state_dir]
     try:
         done = subprocess.run(

@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from health.active_tests import BY_NAME, TESTS
 from health.check import Condition
 from health.finding import ACTIONS, STATUSES, Finding
 from health.node.system import CommandOutput, Event
-from robust_slurm import commands
 from robust_slurm.text import ago, one_line
 
 # "owed": not run, or not to its end, for want of time or of a free node; "partly": no fault, but
@@ -65,18 +64,18 @@ def broken(told: str) -> ActiveAnswer:
 
 
 def argv(
-    python: str,
+    start: Sequence[str],
     level: str,
     node: str,
     seconds: float,
     tests: Iterable[str] = (),
     config: str = "",
 ) -> list[str]:
-    """Return the command of the tests; -I: the interpreter ignores environment and directory.
+    """Return the command of the tests. ``start``: the words that start one of our modules.
 
     ``tests``: only these. ``config``: the site's settings, if they lie elsewhere.
     """
-    words = [python, "-I", *commands.words("health.active.cli"), "--json", "--level", level]
+    words = [*start, "health.active.cli", "--json", "--level", level]
     words += ["--node", node, "--limit", f"{seconds:.1f}", "--claimed"]
     return [*words, *(["--config", config] if config else []), *tests]
 

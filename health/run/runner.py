@@ -46,11 +46,13 @@ def run(
     deadline_s: float,
     only: Collection[str] = (),
     seen: Callable[[FamilyResult], None] = lambda outcome: None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> GateReport:
     """Run every check of ``where`` (only those in ``only``, if any) and return the report.
 
     Does not raise and does not outlast the deadline by more than the time to kill what hangs.
     A check that had no time to run is an ERROR that closes the gate. ``seen`` gets each outcome.
+    ``meanwhile`` is called once, while they run.
     """
     begin = time.monotonic()
     limit = begin + deadline_s
@@ -59,6 +61,7 @@ def run(
     without = [check for check in chosen if not check.needs_nvml]
     collector = _start(system, limit) if with_gpu else None
     lanes = [Lane(system, without, system.stuck, limit)]
+    meanwhile()
     while time.monotonic() < limit:
         if collector and collector.done:
             system.take_nvml(collector.snapshot)

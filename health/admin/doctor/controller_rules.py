@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from health.admin import controller, install, trust
 from health.admin.doctor.site_rules import Remark
+from health.node import trust as look
 
 _AGAIN = "robust-admin install --controller"
 
@@ -63,7 +64,7 @@ def _of_file(path: str, there: install.Present) -> list[Remark]:
         found.append(Remark("fix", path, "was changed since it was installed", "shell", _AGAIN))
     if not there.mode & stat.S_IXOTH:
         found.append(Remark("fix", path, "SlurmUser cannot run it", "shell", _AGAIN))
-    if hole := trust.hole(path):
+    if hole := look.hole(path):
         what = f"{hole}: who can write there may order slurmctld about"
         repair = trust.close([hole.place])
         found.append(Remark("fix", path, what, "shell", repair))

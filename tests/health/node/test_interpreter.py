@@ -8,9 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from job_leftovers import OTHER, needs_root
-
 from health.node.interpreter import trust
+from job_leftovers import OTHER, needs_root
 
 pytestmark = needs_root
 
