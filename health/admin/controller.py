@@ -9,6 +9,7 @@ from typing import NamedTuple
 from health.admin import render
 from health.admin.install import Directory, WantedFile
 from health.admin.show_config import release, scripts_of, value_of
+from health.gate.gate import UNLOADED
 
 HOOK = "hook"
 KEYS = ("EpilogSlurmctld", "PrologSlurmctld")
@@ -48,7 +49,7 @@ def files(etc: str, prefix: render.Prefix, config: Mapping[str, str]) -> list[Wa
     what = "Slurm's PrologSlurmctld and EpilogSlurmctld"
     known = {
         "load_s": render.LOAD_S,
-        "unloaded": render.UNLOADED,
+        "unloaded": UNLOADED,
         "watched": False,
         "dirs": prefix.dirs,
         "config": f"{etc}/{render.SETTINGS}",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from health.active_tests import BY_NAME, TESTS
@@ -64,18 +64,20 @@ def broken(told: str) -> ActiveAnswer:
 
 
 def argv(
-    start: Sequence[str],
+    python: str,
     level: str,
     node: str,
     seconds: float,
     tests: Iterable[str] = (),
     config: str = "",
 ) -> list[str]:
-    """Return the command of the tests. ``start``: the words that start one of our modules.
+    """Return the command of the tests.
 
     ``tests``: only these. ``config``: the site's settings, if they lie elsewhere.
     """
-    words = [*start, "health.active.cli", "--json", "--level", level]
+    from health.node.trust import starting
+
+    words = [*starting(python), "health.active.cli", "--json", "--level", level]
     words += ["--node", node, "--limit", f"{seconds:.1f}", "--claimed"]
     return [*words, *(["--config", config] if config else []), *tests]
 

@@ -98,7 +98,7 @@ def test(
     if not free:
         return ActiveAnswer("owed", (), "skipped: a job is on this node")
     python = str(gate.settings.active["python"])
-    start, wrong = trusted(python, until - time.monotonic())
+    wrong = distrusted(python, until - time.monotonic())
     if wrong:
         return broken(f"[active] python = {python!r} is not used: {wrong}")
     try:
@@ -124,7 +124,7 @@ def test(
         config = os.environ.get("ROBUST_SITE_CONFIG", "")
         config = config if os.path.isfile(config) else ""  # noqa: PTH113
         node = gate.system.context.node
-        words = argv(start, level, node, seconds - _START_S, tests, config)
+        words = argv(python, level, node, seconds - _START_S, tests, config)
         with adopted(GIVE_WAY_S / 2):
             output = run(words, seconds, noted(held))
         os.ftruncate(held, 0)  # it has ended: no prolog need look for it
@@ -135,14 +135,13 @@ def test(
         os.close(held)
 
 
-def trusted(python: str, seconds: float) -> tuple[list[str], str]:
-    """The words by which the interpreter starts our modules, and the reason not to use it: others
-    than root can change what it would run. Never raises."""
+def distrusted(python: str, seconds: float) -> str:
+    """The reason why others than root can change what the interpreter runs; "" if none can.
+    Never raises."""
     from health.children.call import call_in_child
-    from health.node.trust import started
+    from health.node.trust import interpreter
 
-    words, why = call_in_child(lambda: started(python), min(TRUST_S, max(0.1, seconds)))
-    return words or [], why
+    return call_in_child(lambda: interpreter(python), min(TRUST_S, max(0.1, seconds)))[1]
 
 
 def _given_away(gate: Gate) -> str:

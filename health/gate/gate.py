@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from health.check import Condition, Where
@@ -29,6 +30,11 @@ CRASHED = Condition(
 UNLOADED = 97  # exit code: the gate did not run; the stub does then what on_missing says
 RECORD_S = 2.0  # for the history, here and on the shared file system
 LOCAL_S = 1.0  # for the history here alone
+# What a drain imports, so that it is there also when the packages are gone.
+_DRAIN = (
+    *("socket", "traceback", "health.checks.gpu.xid", "health.gate.act", "health.history.events"),
+    *("health.gate.slurms_records", "health.node.trust", "robust_slurm.slurm"),
+)
 _LAST_S = 3.0  # beyond its time, for a gate that broke
 SYSLOG = "/dev/log"
 _CRITICAL = 3 << 3 | 2  # syslog(3): LOG_DAEMON, LOG_CRIT
@@ -165,16 +171,8 @@ def load_drain() -> None:
     """Import all that a drain needs, while the checks run in processes of their own: the packages
     may be gone when they end. What cannot be imported fails when it is needed."""
     try:
-        import socket
-        import subprocess
-        import traceback
-
-        import health.checks.gpu.xid
-        import health.gate.act
-        import health.gate.slurms_records
-        import health.history.events
-        import health.node.trust
-        import robust_slurm.slurm  # noqa: F401
+        for name in _DRAIN:
+            import_module(name)
     except (ImportError, OSError):
         pass
 

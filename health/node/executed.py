@@ -78,12 +78,12 @@ def of_python(program: str) -> PythonFiles:
     settings = [pair for path in configs for pair in _pairs(path)]
     homes = [os.path.realpath(value) for key, value in settings if key == "home"]
     version = _version(links, [*homes, starts[-1]])
-    bases = [base for at in [*homes, starts[-1]] if (base := _base(at, version))]
+    looked = [_base(at, version) for at in dict.fromkeys([*homes, starts[-1]])]
+    bases = list(dict.fromkeys(base for base, _ in looked if base))
     if not bases:
         raise OSError(errno.ENOENT, "its standard library does not lie beside it", program)
-    libs = [
-        path for base in dict.fromkeys(bases) for path in _there(f"{base}/lib", f"{base}/lib64")
-    ]
+    libs = _there(*(f"{base.rstrip('/')}/{lib}" for base in bases for lib in ("lib", "lib64")))
+    passed = [place for base, places in looked if base for place in places]
     short = version.replace(".", "")
     patterns = [f"python{version}", f"python{short}.zip", "libpython*"]
     library = [str(p) for lib in libs for name in patterns for p in Path(lib).glob(name)]
@@ -96,7 +96,7 @@ def of_python(program: str) -> PythonFiles:
     return PythonFiles(
         program,
         (program, *configs),
-        tuple(dict.fromkeys([*starts, *above, *libs])),
+        tuple(dict.fromkeys([*starts, *above, *libs, *passed])),
         tuple(dict.fromkeys(library)),
         tuple(_sites(tops, version)),
     )
@@ -172,14 +172,16 @@ def _version(links: Sequence[str], homes: Sequence[str]) -> str:
     raise OSError(errno.ENOENT, text, links[0])
 
 
-def _base(home: str, version: str) -> str:
-    """The nearest directory above a program that has its standard library, as Python looks."""
+def _base(home: str, version: str) -> tuple[str, list[str]]:
+    """The nearest directory above a program that has its standard library, as Python looks, and
+    the directories in which it might appear before; "" if there is none."""
+    passed: list[str] = []
     for top in (home, *map(str, Path(home).parents)):
-        for lib in ("lib", "lib64"):
-            place = f"{top.rstrip('/')}/{lib}/python{version}/os.py"
-            if os.path.lexists(place) or os.path.lexists(f"{place}c"):
-                return top
-    return ""
+        libs = [f"{top.rstrip('/')}/{lib}/python{version}" for lib in ("lib", "lib64")]
+        if any(os.path.lexists(f"{lib}/os.py{c}") for lib in libs for c in ("", "c")):
+            return top, passed
+        passed += _there(top, *(os.path.dirname(lib) for lib in libs), *libs)  # noqa: PTH120
+    return "", passed
 
 
 def _sites(tops: Sequence[str], version: str) -> Iterator[str]:

@@ -196,20 +196,31 @@ def slurm_path(places: str) -> tuple[str, list[Hole]]:
     return ":".join(kept), holes
 
 
-def started(python: str) -> list[str]:
-    """Return the words by which root starts our modules in an interpreter of the site's.
-
-    Without ``site``: no code of a *.pth file runs, and only directories that were looked at are on
-    its path. Raises OSError, with the place and the reason, unless only root can change all of it.
-    """
+def interpreter(python: str) -> None:
+    """Raise OSError, with the place and the reason, unless only root can change what ``starting``
+    has it run."""
     found = executed.of_python(python)
     for at in of_python(found, found.sites, us()):
         raise at.error
-    place = found.holding("robust_slurm")
-    if not place:
+    if found.editable and not found.holding("robust_slurm"):
         raise OSError(errno.ENOENT, absent(found), python)
-    sites = os.pathsep.join(found.sites)
-    options = ["-I", "-S", "-X", f"{commands.SITES}={sites}"]
+
+
+def starting(python: str) -> list[str]:
+    """Return the words by which root starts one of our modules in an interpreter of the site's.
+
+    Without ``site``: no code of a *.pth file runs, and on the path are the package directories that
+    are root's. One that a user has made since the look is not.
+    """
+    try:
+        found = executed.of_python(python)
+        sites = [s for s in found.sites if not (hole(s, us()) or closed(s, us()))]
+        place = found.holding("robust_slurm")
+    except OSError:
+        sites, place = [], ""
+    options = ["-I", "-S", "-X", f"{commands.SITES}={os.pathsep.join(sites)}"]
+    if place not in sites:  # as after a look that refused it: it finds nothing
+        return [python, *options, "-m", "robust_slurm.commands"]
     return [python, *options, f"{place}/robust_slurm/commands.py"]
 
 

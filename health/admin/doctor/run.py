@@ -218,7 +218,7 @@ def _active_python(python: str) -> list[Remark]:
 
     def hole_in() -> list[str]:
         try:
-            look.started(python)
+            look.interpreter(python)
         except PermissionError as error:
             return [str(error.filename or python), str(error.strerror)]
         return []

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from health.admin.install import ETC, Present
-from health.admin.trust import Hole, close
+from health.admin.trust import close
 from health.admin.want import Level, Want
 from health.node.slurmconf import is_slice, parse_gres
+from health.node.trust import Hole
 from robust_slurm.slurm.values import fold
 from robust_slurm.text import counted
 
