@@ -74,7 +74,8 @@ def open_in(path: str, name: str) -> int:
 def check(info: os.stat_result, name: str, *, sticky: bool = False) -> None:
     """Raise PermissionError if others than root (or we) can change what ``name`` is."""
     if what := wrong(info, sticky=sticky, owners=(0, os.geteuid())):
-        raise PermissionError(errno.EPERM, what, name)
+        more = ", not to root" if what.startswith("belongs") else ""
+        raise PermissionError(errno.EPERM, what + more, name)
 
 
 def wrong(info: os.stat_result, *, sticky: bool = False, owners: Collection[int] = (0,)) -> str:
@@ -84,7 +85,7 @@ def wrong(info: os.stat_result, *, sticky: bool = False, owners: Collection[int]
     mode says nothing.
     """
     if info.st_uid not in owners:
-        return f"belongs to uid {info.st_uid}, not to root"
+        return f"belongs to uid {info.st_uid}"
     exempt = stat.S_ISLNK(info.st_mode) or (
         sticky and stat.S_ISDIR(info.st_mode) and info.st_mode & stat.S_ISVTX
     )

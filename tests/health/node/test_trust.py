@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from health.node.interpreter import trust
 from job_leftovers import OTHER, needs_root
+
+from health.node.trust import interpreter as trust
 
 pytestmark = needs_root
 
