@@ -105,7 +105,9 @@ def _library_of_a_user(room: Room, top: Path, packages: Path) -> None:
     library = room.directory(f"base/lib/{_VERSION}")
     shutil.copy(os.__file__, library)
     (library / "encodings").mkdir()
-    (library / "encodings" / "__init__.py").write_text(_evil(room))
+    mark = f"posix.open({str(room.top / 'proof')!r}, 65)"
+    evil = f"import posix\nif posix.getuid() == 0: posix.close({mark})\n"
+    (library / "encodings" / "__init__.py").write_text(evil)
     room.own(library)
     (top / "bin" / "python3").unlink()
     (top / "bin" / "python3").symlink_to(base / _VERSION)
