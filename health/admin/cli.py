@@ -235,9 +235,10 @@ def _targets(args: argparse.Namespace) -> tuple[flow.Ask, list[str]]:
     hosts = remote.known_hosts(args.known_hosts)
     if args.identity:
         _readable("--identity", args.identity)
+    names = nodes_of(args.nodes)
     prefix = render.find_prefix(args.prefix)
     access = remote.Access(args.user, args.port, args.identity, hosts, prefix)
-    return partial(remote.ask_all, access), nodes_of(args.nodes)
+    return partial(remote.ask_all, access), names
 
 
 def _readable(option: str, path: str) -> None:

@@ -77,8 +77,11 @@ def of_python(program: str) -> PythonFiles:
     configs = [path for path in configs if os.path.lexists(path)]
     settings = [pair for path in configs for pair in _pairs(path)]
     homes = [os.path.realpath(value) for key, value in settings if key == "home"]
-    version = _version(links, [*homes, starts[-1]])
-    looked = [_base(at, version) for at in dict.fromkeys([*homes, starts[-1]])]
+    # A pyvenv.cfg beside the program as it is called says where its library is.
+    own = homes and configs[0] in (f"{above[0]}/pyvenv.cfg", f"{starts[0]}/pyvenv.cfg")
+    homes += [] if own else [starts[-1]]
+    version = _version(links, homes)
+    looked = [_base(at, version) for at in dict.fromkeys(homes)]
     bases = list(dict.fromkeys(base for base, _ in looked if base))
     if not bases:
         raise OSError(errno.ENOENT, "its standard library does not lie beside it", program)
@@ -88,7 +91,10 @@ def of_python(program: str) -> PythonFiles:
     patterns = [f"python{version}", f"python{short}.zip", "libpython*"]
     library = [str(p) for lib in libs for name in patterns for p in Path(lib).glob(name)]
     library += [
-        str(p) for lib in libs if not lib.startswith("/usr/lib") for p in Path(lib).glob("*.so*")
+        str(p)
+        for lib in libs
+        if not lib.startswith(("/usr/lib", "/lib"))
+        for p in Path(lib).glob("*.so*")
     ]
     tops = [os.path.dirname(path) for path in configs]  # noqa: PTH120
     if not tops or ("include-system-site-packages", "true") in settings:

@@ -89,7 +89,7 @@ def _vanishes(room: Room, on_missing: str = "skip") -> Got:
         "where = ['prolog']\n"
     )
     stub, packages = _stub(room, "prolog", settings, on_missing)
-    command.write_text(f"#!/bin/sh\nsleep 1\nmv {packages} {gone}\necho bad\nexit 1\n")
+    command.write_text(f"#!/bin/sh\nsleep 0.5\nmv {packages} {gone}\necho bad\nexit 1\n")
     command.chmod(0o755)
     ended = _run(room, stub)
     own = bool(room.drains())
