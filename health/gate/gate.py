@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +32,8 @@ RECORD_S = 2.0  # for the history, here and on the shared file system
 LOCAL_S = 1.0  # for the history here alone
 # What a drain imports, so that it is there also when the packages are gone.
 _DRAIN = (
-    *("socket", "traceback", "health.checks.gpu.xid", "health.gate.act", "health.history.events"),
-    *("health.gate.slurms_records", "health.node.trust", "robust_slurm.slurm"),
+    *("robust_slurm.slurm", "health.history.events", "health.gate.act", "health.node.trust"),
+    *("health.gate.slurms_records", "health.checks.gpu.xid", "traceback", "socket"),
 )
 _LAST_S = 3.0  # beyond its time, for a gate that broke
 SYSLOG = "/dev/log"
@@ -75,7 +75,7 @@ class Gate:
         return max(0.1, min(most, self.until - time.monotonic()))
 
     def check(self, where: Where, deadline_s: float) -> GateReport:
-        return run(self.system, ALL, where, deadline_s, meanwhile=load_drain)
+        return run(self.system, ALL, where, deadline_s, meanwhile=load_drain())
 
     def judge(self, report: GateReport, more: Iterable[Finding] = ()) -> tuple[GateReport, Verdict]:
         """The verdict on a report and what else was found."""
@@ -167,14 +167,15 @@ class Gate:
             return []
 
 
-def load_drain() -> None:
-    """Import all that a drain needs, while the checks run in processes of their own: the packages
-    may be gone when they end. What cannot be imported fails when it is needed."""
-    try:
-        for name in _DRAIN:
+def load_drain() -> Iterator[bool]:
+    """Import all that a drain needs, in steps, while this process waits for slow checks: the
+    packages may be gone when they end. What cannot be imported fails when it is needed."""
+    for name in _DRAIN:
+        try:
             import_module(name)
-    except (ImportError, OSError):
-        pass
+        except (ImportError, OSError):
+            return
+        yield True
 
 
 def budget(settings: Settings, where: Where) -> float:

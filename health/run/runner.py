@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Protocol
 
 from health.check import Check, Where
@@ -25,6 +25,7 @@ from robust_slurm.text import one_line
 
 LATE = "gate-deadline"  # the id of the finding for checks that did not get to run
 _PAUSED_S = 1.0  # by so much too late a poll returns only on a machine that was paused
+_LONG_S = 0.2  # the checks of a healthy node are over
 _LAST_S = 1.0  # reserved for the GPU checks within the deadline if NVML does not answer
 
 
@@ -46,13 +47,14 @@ def run(
     deadline_s: float,
     only: Collection[str] = (),
     seen: Callable[[FamilyResult], None] = lambda outcome: None,
-    meanwhile: Callable[[], None] = lambda: None,
+    meanwhile: Iterator[bool] | None = None,
 ) -> GateReport:
     """Run every check of ``where`` (only those in ``only``, if any) and return the report.
 
     Does not raise and does not outlast the deadline by more than the time to kill what hangs.
     A check that had no time to run is an ERROR that closes the gate. ``seen`` gets each outcome.
-    ``meanwhile`` is called once, while they run.
+    ``meanwhile`` is taken on, step by step, while there is nothing to do but wait for checks that
+    take longer than on a healthy node.
     """
     begin = time.monotonic()
     limit = begin + deadline_s
@@ -61,7 +63,6 @@ def run(
     without = [check for check in chosen if not check.needs_nvml]
     collector = _start(system, limit) if with_gpu else None
     lanes = [Lane(system, without, system.stuck, limit)]
-    meanwhile()
     while time.monotonic() < limit:
         if collector and collector.done:
             system.take_nvml(collector.snapshot)
@@ -71,6 +72,8 @@ def run(
         waiting = [lane for lane in lanes if not lane.done]
         if not waiting and collector is None:
             break
+        if meanwhile and _idle(collector, waiting, begin + _LONG_S) and next(meanwhile, False):
+            continue
         _wait(collector, waiting, limit)
     late = [check for lane in lanes for check in lane.pending]
     if collector:
@@ -111,6 +114,14 @@ def _start(system: RunSystem, limit: float) -> Collector:
     collector.limit = limit - min(_LAST_S, left / 4)
     collector.deadline = min(collector.deadline, collector.limit)
     return collector
+
+
+def _idle(collector: Collector | None, lanes: list[Lane], until: float) -> bool:
+    """Return whether nothing was written until then."""
+    poll = select.poll()
+    for source in (*lanes, *([collector] if collector else [])):
+        poll.register(source.fd, select.POLLIN)
+    return not poll.poll(max(0.0, until - time.monotonic()) * 1000)
 
 
 def _wait(collector: Collector | None, lanes: list[Lane], limit: float) -> None:

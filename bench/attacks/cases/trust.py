@@ -68,8 +68,17 @@ def prefix(room: Room, name: str = "prefix") -> tuple[Path, Path]:
 
 def _install(room: Room, top: Path) -> Got:
     """Look with robust-admin, from this clone, as root: nothing is confirmed."""
-    words = ["install", "--dry-run", "--prefix", top, "--etc", f"{room.top}/etc", "--tmpfiles", ""]
-    entry = [sys.executable, "-I", REPOSITORY / "robust_slurm" / "commands.py"]
+    words = [
+        "install",
+        "--dry-run",
+        "--prefix",
+        str(top),
+        "--etc",
+        f"{room.top}/etc",
+        "--tmpfiles",
+        "",
+    ]
+    entry = [sys.executable, "-I", str(REPOSITORY / "robust_slurm" / "commands.py")]
     ended = room.program([*entry, "health.admin.cli", *words], {"PATH": "/usr/bin:/bin"})
     got = _got(room, ended.err or ended.out)
     if ended.code == 0 and not got.succeeded:
@@ -187,7 +196,8 @@ def _ssh(room: Room) -> Got:
 
 
 def _venv(room: Room) -> tuple[Path, Path]:
-    argv = [os.path.realpath(sys.executable), "-m", "venv", "--without-pip", room.top / "venv"]
+    place = str(room.top / "venv")
+    argv = [os.path.realpath(sys.executable), "-m", "venv", "--without-pip", place]
     subprocess.run(argv, check=True)
     (packages,) = (room.top / "venv").glob("lib/python3*/site-packages")
     return room.top / "venv" / "bin" / "python3", packages
