@@ -119,7 +119,8 @@ def _start(system: RunSystem, limit: float) -> Collector:
 def _idle(collector: Collector | None, lanes: list[Lane], until: float) -> bool:
     """Return whether nothing was written until then."""
     poll = select.poll()
-    for source in (*lanes, *([collector] if collector else [])):
+    sources: list[Collector | Lane] = [*lanes, *([collector] if collector else [])]
+    for source in sources:
         poll.register(source.fd, select.POLLIN)
     return not poll.poll(max(0.0, until - time.monotonic()) * 1000)
 
