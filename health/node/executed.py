@@ -38,7 +38,7 @@ _EXECUTES = re.compile(
 
 
 class PythonFiles(NamedTuple):
-    """What an interpreter executes with ``-I -S``, and where its environment keeps packages.
+    """The files that an interpreter executes with ``-I -S``, and the places of its packages.
 
     ``closed``: directories in which it looks for more, so that nothing may come there.
     """

@@ -79,7 +79,7 @@ def check(info: os.stat_result, name: str, *, sticky: bool = False) -> None:
 
 
 def wrong(info: os.stat_result, *, sticky: bool = False, owners: Collection[int] = (0,)) -> str:
-    """How others than ``owners`` can change a file or directory; "": they cannot.
+    """Return how others than ``owners`` can change a file or directory; "": they cannot.
 
     ``sticky``: what is in a sticky directory is its owner's, and only that counts. A link's own
     mode says nothing.

@@ -63,7 +63,7 @@ def hole(path: str, owners: Collection[int] = ROOT) -> Hole | None:
 
 
 def to_come(path: str, owners: Collection[int] = ROOT) -> Hole | None:
-    """The same for a path that may not be there yet: who could make it?"""
+    """The same for a path that may not be there yet: the place from which others could make it."""
     there = next(str(p) for p in (Path(path), *Path(path).parents) if os.path.lexists(p))
     return hole(there, owners) or (closed(there, owners) if there != str(Path(path)) else None)
 
@@ -147,7 +147,7 @@ def _way(path: str) -> list[str]:
 
 
 def _end(path: str) -> str:
-    """Where a link leads, be it there or not."""
+    """The place that a link leads to, be it there or not."""
     return os.path.realpath(path)
 
 
@@ -225,7 +225,7 @@ def starting(python: str) -> list[str]:
 
 
 def absent(found: PythonFiles) -> str:
-    """Why an interpreter's environment has no robust-slurm."""
+    """Return why an interpreter's environment has no robust-slurm."""
     if found.editable:
         return (
             f"{found.editable} finds robust-slurm by code, which root does not run (pip install "

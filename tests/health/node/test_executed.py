@@ -1,4 +1,4 @@
-"""What root executes: the paths that a command, a script and an interpreter lead to."""
+"""The paths that root executes, to which a command, a script and an interpreter lead."""
 
 from __future__ import annotations
 
