@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -235,10 +235,16 @@ def _targets(args: argparse.Namespace) -> tuple[flow.Ask, list[str]]:
     hosts = remote.known_hosts(args.known_hosts)
     if args.identity:
         _readable("--identity", args.identity)
-    names = nodes_of(args.nodes)
-    prefix = render.find_prefix(args.prefix)
-    access = remote.Access(args.user, args.port, args.identity, hosts, prefix)
-    return partial(remote.ask_all, access), names
+
+    @cache
+    def access() -> remote.Access:
+        prefix = render.find_prefix(args.prefix)
+        return remote.Access(args.user, args.port, args.identity, hosts, prefix)
+
+    def ask(requests: Mapping[str, AdminRequest]) -> dict[str, AdminReply]:
+        return remote.ask_all(access(), requests)
+
+    return ask, nodes_of(args.nodes)
 
 
 def _readable(option: str, path: str) -> None:

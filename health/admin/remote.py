@@ -197,7 +197,8 @@ def command(prefix: Prefix) -> str:
     and import, and only then starts it, without ``site``."""
     sites = os.pathsep.join(prefix.sites)
     options = ["-I", "-S", "-X", f"{commands.SITES}={sites}"]
-    own = next(s for s in prefix.sites if Path(s, "robust_slurm").is_dir())
+    held = (site for site in prefix.sites if Path(site, "robust_slurm").is_dir())
+    own = next(held, prefix.sites[0])
     words = [prefix.python, *options, f"{own}/robust_slurm/commands.py", "health.admin.node"]
     script = (_TEMPLATES / "look.sh").read_text("utf-8")
     return shlex.join(["/bin/sh", "-c", script, "sh", *prefix.library, *prefix.sites, "--", *words])

@@ -145,7 +145,7 @@ def remarks(
 ) -> list[str]:
     monkeypatch.setattr(controller_rules.install, "read_path", lambda _path: there)
     monkeypatch.setattr(controller_rules.install, "read_manifest", lambda _etc: {})
-    monkeypatch.setattr(controller_rules.trust, "hole", lambda _path: None)
+    monkeypatch.setattr(controller_rules.look, "hole", lambda _path: None)
     found = controller_rules.of_controller("/e", config, {}, host)
     return [f"{r.level} {r.subject}: {r.what}" for r in found]
 
