@@ -87,6 +87,14 @@ def own_python() -> list[str]:
     return began[: began.index(f"{SITES}={said}") + 1]
 
 
+def again(module: str) -> list[str]:
+    """Return the words that run another of our modules in this Python, without ``site`` as it is
+    itself (-S): root runs no code of *.pth files."""
+    searched = os.pathsep.join(sys.path)
+    options = ["-I", "-S", "-X", f"{SITES}={searched}"] if sys.flags.no_site else ["-I"]
+    return [sys.executable, *options, *own_words(module)]
+
+
 def own_program(name: str) -> str:
     """Return the path of a program that our installation has; "" if it has none."""
     directories = [Path(sys.executable).parent]

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -89,7 +89,9 @@ def _install(args: argparse.Namespace, out: IO[str]) -> int:
         files.append(WantedFile(f"{args.etc}/{render.FRAGMENT}", fragment, 0o644))
         lines = [f"{w.where}:  {w.line()}" for w in wants if w.needed and w.level == "fix"]
         args.needs += lines
-    request = AdminRequest("install", args.etc, "", files, render.directories(site), *prefix)
+    request = AdminRequest(
+        "install", args.etc, "", files, render.directories(site), prefix.python, prefix.dirs
+    )
     code = carry_out(request)
     if not args.dry_run and not code:
         out.write("".join(f"{line}\n" for line in state_dir.make(found.state_dir)))
@@ -122,7 +124,9 @@ def _install_plugin(args: argparse.Namespace, carry_out: CarryOut, out: IO[str])
             "right ones with --slurm-include=DIR"
         )
     top = plugin.directory(args.etc)
-    request = AdminRequest("install", top, "", files, plugin.directories(args.etc), *prefix)
+    request = AdminRequest(
+        "install", top, "", files, plugin.directories(args.etc), prefix.python, prefix.dirs
+    )
     code = carry_out(request)
     lines = plugin.site_lines(args.etc, config)
     args.needs += [f"{line.file}:  {line.text}" for line in lines]
@@ -193,9 +197,16 @@ def _targets(args: argparse.Namespace) -> tuple[flow.Ask, list[str]]:
     hosts = remote.known_hosts(args.known_hosts)
     if args.identity:
         _readable("--identity", args.identity)
-    python = f"{args.prefix}/bin/python3"
-    access = remote.Access(args.user, args.port, args.identity, hosts, python)
-    return partial(remote.ask_all, access), nodes_of(args.nodes)
+
+    @cache
+    def access() -> remote.Access:
+        prefix = render.find_prefix(args.prefix)
+        return remote.Access(args.user, args.port, args.identity, hosts, prefix)
+
+    def ask(requests: Mapping[str, AdminRequest]) -> dict[str, AdminReply]:
+        return remote.ask_all(access(), requests)
+
+    return ask, nodes_of(args.nodes)
 
 
 def _readable(option: str, path: str) -> None:

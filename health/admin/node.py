@@ -86,9 +86,9 @@ def perform(request: AdminRequest) -> AdminReply:
     try:
         notes: list[str] = []
         if request.op == "install":
-            notes = probe(request.python, request.dirs)
             places = [directory.path for directory in request.directories]
             trust.demand(request.python, request.dirs, places)
+            notes = probe(request.python, request.dirs)
         if not request.expect:
             plan = _plan(request)
             return _reply(plan, [*notes, *plan.notes])
@@ -155,11 +155,12 @@ def _lock() -> Iterator[None]:
 def probe(python: str, dirs: Sequence[str]) -> list[str]:
     """Prove that the stubs would start; return notes on missing parts that they can do without.
 
+    Runs the prefix's code: look at it with ``trust.demand`` before.
     A prolog that cannot start closes its node, so nothing is installed then.
     """
     modules = [*MODULES, NVML]
     argv = [python, "-IS", "-c", _PROBE, json.dumps(list(dirs)), json.dumps(modules)]
-    hint = "the nodes must see the prefix (share it, or put it into their image)"
+    hint = trust.HINT
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, timeout=PROBE_S, stdin=subprocess.DEVNULL

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from health.admin.install import Directory, InstallError, WantedFile
+from health.admin.trust import demand_program
 
 OBJECT = "spank_robust.so"
 STACK = "plugstack.conf"
@@ -97,13 +98,21 @@ def compiled(include: str = "") -> str:
     if compiler is None:
         raise InstallError("there is no C compiler (cc, gcc); install gcc here, not on the nodes")
     own = include or _beside_slurm()
-    with tempfile.TemporaryDirectory(prefix="robust-plugin-") as made:
+    demand_program(compiler, "the compiler")
+    if own:
+        demand_program(f"{own}/slurm/spank.h", "the header")
+    # Nothing of our environment: TMPDIR, CPATH and others could name a user's directory.
+    env = {"PATH": f"{os.path.dirname(compiler)}:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}  # noqa: PTH120
+    shared = "/run" if os.geteuid() == 0 else None
+    with tempfile.TemporaryDirectory(prefix="robust-plugin-", dir=shared) as made:
         out = Path(made) / OBJECT
         argv = [compiler, "-std=gnu99", "-O2", "-Wall", "-fPIC", "-shared", "-s"]
         argv += [f"-I{own}"] if own else []
         argv += ["-o", str(out), str(_SOURCES / "spank_robust.c")]
         try:
-            done = subprocess.run(argv, capture_output=True, text=True, timeout=_BUILD_S)
+            done = subprocess.run(
+                argv, capture_output=True, text=True, timeout=_BUILD_S, env=env | {"TMPDIR": made}
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise InstallError(f"{compiler}: {error}") from error
         if done.returncode:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import json
 import logging
+import os
 import shlex
 import socket
 import threading
@@ -22,6 +23,7 @@ import paramiko
 
 from health.admin.install import InstallError
 from health.admin.node import LOCK_S, MARK, PROBE_S, AdminReply, AdminRequest
+from health.admin.render import Prefix
 from robust_slurm import commands
 from robust_slurm.command_line.progress import ProgressBar
 from robust_slurm.text import one_line, shown
@@ -31,6 +33,7 @@ CONNECT_S = 10.0  # each of: connection, the server's banner, authentication
 COMMAND_S = LOCK_S + PROBE_S + 30.0  # the node's own message comes before our time is over
 REPLY_LIMIT = 4 << 20  # bytes
 REPLY_LINE = 2000  # characters of an error
+_TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
 
 
@@ -90,13 +93,13 @@ def _is_hash_of(name: str, host: str) -> bool:
 
 
 class Access(NamedTuple):
-    """The way to reach nodes. ``python`` runs on the node; ``identity`` empty: agent and ~/.ssh."""
+    """The way to reach nodes. ``prefix``: what runs there; ``identity`` empty: agent and ~/.ssh."""
 
     user: str
     port: int
     identity: str
     hosts: KnownHosts
-    python: str
+    prefix: Prefix
 
     def host(self, node: str) -> str:
         """The node as known_hosts names it."""
@@ -187,8 +190,7 @@ def _command(client: paramiko.SSHClient, node: str, access: Access, text: str) -
             "command again"
         )
     return AdminReply(
-        error=f"{access.python} -m health.admin.node did not answer there: {said}; do the nodes "
-        "see the prefix?"
+        error=f"{access.prefix.python} did not answer there: {said}; do the nodes see the prefix?"
     )
 
 
@@ -212,10 +214,22 @@ def read_reply(text: str) -> AdminReply:
     )
 
 
+def command(prefix: Prefix) -> str:
+    """Return the command of a node's part: a shell looks who could change what Python would run
+    and import, and only then starts it, without ``site``."""
+    sites = os.pathsep.join(prefix.sites)
+    options = ["-I", "-S", "-X", f"{commands.SITES}={sites}"]
+    held = (site for site in prefix.sites if Path(site, "robust_slurm").is_dir())
+    own = next(held, prefix.sites[0])
+    words = [prefix.python, *options, f"{own}/robust_slurm/commands.py", "health.admin.node"]
+    script = (_TEMPLATES / "look.sh").read_text("utf-8")
+    return shlex.join(["/bin/sh", "-c", script, "sh", *prefix.library, *prefix.sites, "--", *words])
+
+
 def _output(transport: paramiko.Transport, access: Access, text: str) -> tuple[str, str]:
     """The command's standard output, and its last words or else its exit code."""
     channel = transport.open_session(timeout=CONNECT_S)
-    channel.exec_command(shlex.join([access.python, "-I", *commands.words("health.admin.node")]))
+    channel.exec_command(command(access.prefix))
     try:
         channel.sendall(text.encode())
         channel.shutdown_write()

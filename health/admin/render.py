@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,48 +12,30 @@ from typing import Any, NamedTuple
 
 from health import settings
 from health.admin.install import Directory, InstallError, WantedFile
+from health.admin.trust import demand
 from health.admin.want import Want
 from health.check import Check, Setting
+from health.gate.gate import UNLOADED
+from health.node import executed, trust
 from health.settings_file import END
 from robust_slurm import config
 
 TMPFILES = "/etc/tmpfiles.d"
 FRAGMENT = "slurm.conf.lines"
 SETTINGS = "robust.toml"
-_LOOK_S = 30.0
 _WIDTH = 96
 LOAD_S = 10  # for a stub to load its packages, 0.1 s on a healthy node
-UNLOADED = 97  # the exit code of a stub's python that could not
 _TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
-
-# Where the interpreter of a prefix finds what the stubs import, in the order in which it looks.
-_LOOK = """
-import importlib.util, json, os, sys
-try:
-    from robust_slurm.commands import enter
-    enter()
-except ImportError:
-    pass
-found = {}
-for name in ("health", "prolog", "epilog", "robust_slurm", "ClusterShell", "pynvml"):
-    spec = importlib.util.find_spec(name)
-    if spec is None:
-        found[name] = ""
-    elif spec.submodule_search_locations:
-        found[name] = os.path.dirname(list(spec.submodule_search_locations)[0])
-    else:
-        found[name] = os.path.dirname(spec.origin)
-order = {path: number for number, path in enumerate(sys.path)}
-dirs = sorted({path for path in found.values() if path}, key=lambda p: order.get(p, len(order)))
-print(json.dumps([[name for name in found if not found[name]], dirs]))
-"""
 
 
 class Prefix(NamedTuple):
-    """The installation of robust-slurm: its interpreter and directories, here and on the nodes."""
+    """The installation of robust-slurm, here and on the nodes: its interpreter, the package
+    directories of the stubs, all those of its environment, and the standard library."""
 
     python: str
     dirs: tuple[str, ...]
+    sites: tuple[str, ...] = ()
+    library: tuple[str, ...] = ()
 
 
 class Stub(NamedTuple):
@@ -82,7 +63,8 @@ STUBS = (
 
 
 def find_prefix(prefix: str) -> Prefix:
-    """The interpreter of a prefix and its package directories. Raises InstallError."""
+    """The interpreter of a prefix and its package directories. Raises InstallError, also where
+    others than root could change them; nothing of it is run."""
     root = Path(prefix)
     if not root.is_absolute():
         raise InstallError(f"--prefix {prefix}: give an absolute path")
@@ -93,24 +75,25 @@ def find_prefix(prefix: str) -> Prefix:
             f"{prefix}/bin/pip install 'robust-slurm[admin]'"
         )
     try:
-        done = subprocess.run(
-            [str(python), "-I", "-c", _LOOK],
-            capture_output=True,
-            text=True,
-            timeout=_LOOK_S,
-            stdin=subprocess.DEVNULL,
-        )
-        lacks, dirs = json.loads(done.stdout)
-    except subprocess.TimeoutExpired:
-        raise InstallError(f"{python} did not answer in {_LOOK_S:g} s") from None
-    except (OSError, ValueError) as error:
-        raise InstallError(f"{python} does not work: {error}") from error
-    missing = [name for name in lacks if name != "pynvml"]
+        found = executed.of_python(str(python))
+    except OSError as error:
+        raise InstallError(f"{error.filename or python}: {error.strerror}") from error
+    own = found.holding("robust_slurm")
+    if not own:
+        raise InstallError(f"{trust.absent(found)}; {prefix}/bin/pip install 'robust-slurm[admin]'")
+    rooms = f"{own}/robust_slurm/_rooms"
+    rooms = rooms if Path(rooms).is_dir() else own
+    where = {"health": rooms, "prolog": rooms, "epilog": rooms, "robust_slurm": own}
+    missing = [name for name, place in where.items() if not Path(place, name).is_dir()]
+    where |= {name: found.holding(name) for name in ("ClusterShell", "pynvml")}
+    missing += ["ClusterShell"] if not where["ClusterShell"] else []
     if missing:
         raise InstallError(
             f"{python} has no {', '.join(missing)}: {prefix}/bin/pip install 'robust-slurm[admin]'"
         )
-    return Prefix(str(python), tuple(dirs))
+    dirs = tuple(dict.fromkeys(place for place in where.values() if place))
+    demand(str(python), dirs)
+    return Prefix(str(python), dirs, found.sites, (*found.files, *found.library))
 
 
 class Site(NamedTuple):
@@ -140,6 +123,7 @@ def _stub(stub: Stub, site: Site) -> str:
         "unloaded": UNLOADED,
         "dirs": site.prefix.dirs,
         "config": f"{site.etc}/{SETTINGS}",
+        "watched": True,
         **stub._asdict(),
     }
     drains = site.on_missing == "drain" and stub.name != "healthcheck"

@@ -16,7 +16,6 @@ from health.active_tests import BY_NAME, TESTS
 from health.check import Condition
 from health.finding import ACTIONS, STATUSES, Finding
 from health.node.system import CommandOutput, Event
-from robust_slurm import commands
 from robust_slurm.text import ago, one_line
 
 # "owed": not run, or not to its end, for want of time or of a free node; "partly": no fault, but
@@ -72,11 +71,13 @@ def argv(
     tests: Iterable[str] = (),
     config: str = "",
 ) -> list[str]:
-    """Return the command of the tests; -I: the interpreter ignores environment and directory.
+    """Return the command of the tests.
 
     ``tests``: only these. ``config``: the site's settings, if they lie elsewhere.
     """
-    words = [python, "-I", *commands.words("health.active.cli"), "--json", "--level", level]
+    from health.node.trust import starting
+
+    words = [*starting(python), "health.active.cli", "--json", "--level", level]
     words += ["--node", node, "--limit", f"{seconds:.1f}", "--claimed"]
     return [*words, *(["--config", config] if config else []), *tests]
 

@@ -139,9 +139,9 @@ def distrusted(python: str, seconds: float) -> str:
     """The reason why others than root can change what the interpreter runs; "" if none can.
     Never raises."""
     from health.children.call import call_in_child
-    from health.node.interpreter import trust
+    from health.node.trust import interpreter
 
-    return call_in_child(lambda: trust(python), min(TRUST_S, max(0.1, seconds)))[1]
+    return call_in_child(lambda: interpreter(python), min(TRUST_S, max(0.1, seconds)))[1]
 
 
 def _given_away(gate: Gate) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from health.check import Condition, Where
@@ -34,8 +35,14 @@ SILENT = Condition(
     "none",
     "the shared state_dir does not answer: records stay on this node until it does",
 )
+UNLOADED = 97  # exit code: the gate did not run; the stub does then what on_missing says
 RECORD_S = 2.0  # for the history, here and on the shared file system
 LOCAL_S = 1.0  # for the history here alone
+# What a drain imports, so that it is there also when the packages are gone.
+_DRAIN = (
+    *("robust_slurm.slurm", "health.history.events", "health.gate.act", "health.node.trust"),
+    *("health.gate.slurms_records", "health.checks.gpu.xid", "traceback", "socket"),
+)
 _LAST_S = 3.0  # beyond its time, for a gate that broke
 SYSLOG = "/dev/log"
 _CRITICAL = 3 << 3 | 2  # syslog(3): LOG_DAEMON, LOG_CRIT
@@ -76,7 +83,7 @@ class Gate:
         return max(0.1, min(most, self.until - time.monotonic()))
 
     def check(self, where: Where, deadline_s: float) -> GateReport:
-        return run(self.system, ALL, where, deadline_s)
+        return run(self.system, ALL, where, deadline_s, meanwhile=load_drain())
 
     def judge(self, report: GateReport, more: Iterable[Finding] = ()) -> tuple[GateReport, Verdict]:
         """The verdict on a report and what else was found."""
@@ -174,16 +181,34 @@ class Gate:
             return []
 
 
+def load_drain() -> Iterator[bool]:
+    """Import all that a drain needs, in steps, while this process waits for slow checks: the
+    packages may be gone when they end. What cannot be imported fails when it is needed."""
+    for name in _DRAIN:
+        try:
+            import_module(name)
+        except (ImportError, OSError):
+            return
+        yield True
+
+
 def budget(settings: Settings, where: Where) -> float:
     """Seconds of a whole run: `robust-admin doctor` compares Slurm's time-outs with this."""
     return settings.deadline(where) + 2 * float(settings.gate["scontrol_deadline"])
 
 
-def refused(where: Where, words: Sequence[str]) -> int | None:
-    """Answer a person's --help or a wrong argument; return the exit code, or None to go on."""
+def refused(where: Where, words: Sequence[str], env: Mapping[str, str]) -> int | None:
+    """Answer a person's --help, a wrong argument, or a call that is not slurmd's; return the exit
+    code, or None to go on."""
     odd = [word for word in words if word != "--dry-run"]
-    if not odd:
+    if not odd and (where == "sweep" or "SLURM_JOB_ID" in env or "SLURM_JOBID" in env):
         return None
+    if not odd:
+        say(
+            f"robust-{where} checks a node for a job, and slurmd has set no SLURM_JOB_ID: nothing "
+            "was done; `robust-health check` looks at a node without a job"
+        )
+        return 2
     from robust_slurm.command_line.by_hand import refuse
 
     return refuse(build_parser(where), words)
@@ -196,8 +221,8 @@ def build_parser(where: Where) -> Parser:
     return gate_parser(
         f"robust-{where}",
         f"Slurm's {where.capitalize()}: slurmd calls it as root for a job, by the stub that "
-        "robust-admin installs. Run by hand, it acts on this node as it would for slurmd; "
-        "`robust-health check` changes nothing.",
+        "robust-admin installs. Without slurmd's variables of a job it does nothing; "
+        "`robust-health check` looks at a node by hand.",
     )
 
 
@@ -248,7 +273,7 @@ def serve(where: Where, words: Sequence[str], first_s: float, work: Callable[[Ga
 
     ``first_s``: until the settings say how long it may take.
     """
-    wrong = refused(where, words)
+    wrong = refused(where, words, os.environ)
     if wrong is not None:
         return wrong
     gate: Gate | None = None
@@ -264,9 +289,9 @@ def serve(where: Where, words: Sequence[str], first_s: float, work: Callable[[Ga
     except Exception as error:  # noqa: BLE001 - whatever breaks: never open in silence
         try:
             return crashed(where, error, words, gate)
-        except Exception as worse:  # noqa: BLE001 - the last resort: closed, and Slurm drains
+        except Exception as worse:  # noqa: BLE001 - the last resort: nothing counts such drains
             say(f"{where} failed: {error!r}, then {worse!r}")
-            return 1
+            return UNLOADED
 
 
 def crashed(where: Where, error: BaseException, words: Sequence[str], gate: Gate | None) -> int:

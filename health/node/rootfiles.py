@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,22 +71,27 @@ def open_in(path: str, name: str) -> int:
         return open_file(directory, name, os.O_RDONLY)
 
 
-def check_program(path: str) -> None:
-    """Raise OSError unless only root (or we) could have put this program, and its links, there."""
-    os.stat(path)  # noqa: PTH116 - what is not there is FileNotFoundError, wherever it would lie
-    os.close(open_dir(os.path.dirname(path)))  # noqa: PTH120
-    real = os.path.realpath(path)
-    os.close(open_in(os.path.dirname(real), os.path.basename(real)))  # noqa: PTH119, PTH120
-
-
 def check(info: os.stat_result, name: str, *, sticky: bool = False) -> None:
     """Raise PermissionError if others than root (or we) can change what ``name`` is."""
-    if info.st_uid not in (0, os.geteuid()):
-        raise PermissionError(errno.EPERM, f"belongs to uid {info.st_uid}, not to root", name)
-    if info.st_mode & 0o022 and not (sticky and info.st_mode & stat.S_ISVTX):
-        raise PermissionError(
-            errno.EPERM, f"can be written by others (mode {stat.S_IMODE(info.st_mode):04o})", name
-        )
+    if what := wrong(info, sticky=sticky, owners=(0, os.geteuid())):
+        more = ", not to root" if what.startswith("belongs") else ""
+        raise PermissionError(errno.EPERM, what + more, name)
+
+
+def wrong(info: os.stat_result, *, sticky: bool = False, owners: Collection[int] = (0,)) -> str:
+    """Return how others than ``owners`` can change a file or directory; "": they cannot.
+
+    ``sticky``: what is in a sticky directory is its owner's, and only that counts. A link's own
+    mode says nothing.
+    """
+    if info.st_uid not in owners:
+        return f"belongs to uid {info.st_uid}"
+    exempt = stat.S_ISLNK(info.st_mode) or (
+        sticky and stat.S_ISDIR(info.st_mode) and info.st_mode & stat.S_ISVTX
+    )
+    if info.st_mode & 0o022 and not exempt:
+        return f"can be written by others (mode {stat.S_IMODE(info.st_mode):04o})"
+    return ""
 
 
 def lock(directory: int, name: str, *, wait: bool = True) -> int:

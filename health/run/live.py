@@ -123,9 +123,9 @@ class LiveSystem:
 
     def command(self, argv: Sequence[str], deadline_s: float) -> CommandOutput:
         if os.geteuid() == 0 and argv:
-            from health.node.rootfiles import check_program
+            from health.node import trust
 
-            check_program(argv[0])
+            trust.command(argv)
         return run(argv, deadline_s)
 
     def kernel_log(self) -> list[LogRecord]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Protocol
 
 from health.check import Check, Where
@@ -25,6 +25,7 @@ from robust_slurm.text import one_line
 
 LATE = "gate-deadline"  # the id of the finding for checks that did not get to run
 _PAUSED_S = 1.0  # by so much too late a poll returns only on a machine that was paused
+_LONG_S = 0.2  # the checks of a healthy node are over
 _LAST_S = 1.0  # reserved for the GPU checks within the deadline if NVML does not answer
 
 
@@ -46,11 +47,14 @@ def run(
     deadline_s: float,
     only: Collection[str] = (),
     seen: Callable[[FamilyResult], None] = lambda outcome: None,
+    meanwhile: Iterator[bool] | None = None,
 ) -> GateReport:
     """Run every check of ``where`` (only those in ``only``, if any) and return the report.
 
     Does not raise and does not outlast the deadline by more than the time to kill what hangs.
     A check that had no time to run is an ERROR that closes the gate. ``seen`` gets each outcome.
+    ``meanwhile`` is taken on, step by step, while there is nothing to do but wait for checks that
+    take longer than on a healthy node.
     """
     begin = time.monotonic()
     limit = begin + deadline_s
@@ -68,6 +72,8 @@ def run(
         waiting = [lane for lane in lanes if not lane.done]
         if not waiting and collector is None:
             break
+        if meanwhile and _idle(collector, waiting, begin + _LONG_S) and next(meanwhile, False):
+            continue
         _wait(collector, waiting, limit)
     late = [check for lane in lanes for check in lane.pending]
     if collector:
@@ -108,6 +114,15 @@ def _start(system: RunSystem, limit: float) -> Collector:
     collector.limit = limit - min(_LAST_S, left / 4)
     collector.deadline = min(collector.deadline, collector.limit)
     return collector
+
+
+def _idle(collector: Collector | None, lanes: list[Lane], until: float) -> bool:
+    """Return whether nothing was written until then."""
+    poll = select.poll()
+    sources: list[Collector | Lane] = [*lanes, *([collector] if collector else [])]
+    for source in sources:
+        poll.register(source.fd, select.POLLIN)
+    return not poll.poll(max(0.0, until - time.monotonic()) * 1000)
 
 
 def _wait(collector: Collector | None, lanes: list[Lane], limit: float) -> None:

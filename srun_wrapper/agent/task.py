@@ -63,6 +63,7 @@ PASSED_ON = (
 )
 ABANDON_GRACE = 1.0
 LAST_DUTY = 45.0
+_USE = "use: robust-srun [options] command"
 _log = logging.getLogger("robust-task")
 
 
@@ -316,6 +317,9 @@ def end_like(code: int, signum: int) -> NoReturn:
 
 
 def main() -> None:
+    if sys.argv[1:2] in (["--help"], ["-h"]):
+        print(f"robust-task is started by robust-srun, once per task; {_USE}")
+        return
     try:
         options = msgspec.json.decode(sys.argv[1].encode(), type=TaskOptions)
         if sys.argv[2] != "--" or len(sys.argv) < 4:
@@ -323,10 +327,8 @@ def main() -> None:
         place = place_from(os.environ)
         key = bytes.fromhex(os.environ["ROBUST_STEP_KEY"])
     except (LookupError, ValueError) as err:
-        sys.stderr.write(
-            f"robust-task: started outside robust-srun ({type(err).__name__}: {err}); "
-            "use: robust-srun [options] command\n"
-        )
+        lacks = f" ({err.args[0]} is not set)" if isinstance(err, KeyError) else ""
+        sys.stderr.write(f"robust-task: started outside robust-srun{lacks}; {_USE}\n")
         sys.exit(2)
     for name in SECRETS:
         os.environ.pop(name, None)

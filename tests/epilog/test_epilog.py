@@ -7,6 +7,7 @@ import os
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gate_site import GONE, GateSite, finding
@@ -229,9 +230,9 @@ def test_the_deeper_checks_are_run(site: GateSite, monkeypatch: pytest.MonkeyPat
     asked: list[str] = []
     real = gate.run
 
-    def run(system: object, checks: object, where: str, deadline_s: float) -> object:
+    def run(system: object, checks: object, where: str, deadline_s: float, **more: Any) -> object:
         asked.append(where)
-        return real(system, checks, where, deadline_s)  # type: ignore[arg-type]
+        return real(system, checks, where, deadline_s, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(gate, "run", run)
     main([])

@@ -13,6 +13,7 @@ from gate_site import GateSite, finding
 from places import REPOSITORY
 
 from health.gate import gate as gate_module
+from health.history.events import Unwritten
 from health.sweep import main as sweep
 from prolog.cli import asks_to_skip, main
 
@@ -235,18 +236,18 @@ def test_a_bug_before_the_settings_are_known(
     monkeypatch.setattr(gate_module, "load", load)
     monkeypatch.setattr("health.gate.act.PLACES", str(site.slurm.bin))
     monkeypatch.setattr(
-        "health.history.events.record", lambda *args: ""
+        "health.history.events.record", lambda *args, **more: Unwritten("", "")
     )  # the default spool is real
     assert main([]) == 1
     assert site.slurm.node()["reason"] == "robust:tool:gate-crashed:-:none:job7"
 
 
-def test_bugs_of_bugs_leave_it_closed(
+def test_bugs_of_bugs_are_left_to_the_stub(
     site: GateSite, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     site.break_with(KeyError("first"))
     monkeypatch.setattr(gate_module, "crashed", lambda *args: 1 / 0)
-    assert main([]) == 1
+    assert main([]) == gate_module.UNLOADED
     assert "first" in capfd.readouterr().err
 
 
@@ -254,14 +255,14 @@ def test_a_gate_that_hangs_itself_is_woken(site: GateSite, monkeypatch: pytest.M
     site.settings(gate="")
     text = site.toml.read_text().replace("prolog_deadline = 20.0", "prolog_deadline = 0.2")
     site.toml.write_text(text.replace("scontrol_deadline = 10.0", "scontrol_deadline = 0.4"))
-    monkeypatch.setattr(gate_module, "run", lambda *args: time.sleep(60))
+    monkeypatch.setattr(gate_module, "run", lambda *args, **more: time.sleep(60))
     began = time.monotonic()
     assert main([]) == 1
     assert time.monotonic() - began < 15
     assert "Late" in site.event("crash")["error"]
 
 
-def test_one_that_hangs_again_in_its_last_words_stays_closed(
+def test_one_that_hangs_again_in_its_last_words_is_left_to_the_stub(
     site: GateSite, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     site.break_with(KeyError("first"))
@@ -269,7 +270,7 @@ def test_one_that_hangs_again_in_its_last_words_stays_closed(
     monkeypatch.setattr(gate_module, "_LAST_S", 0.5)
     monkeypatch.setattr(gate_module.Gate, "drain", lambda *args: time.sleep(60))
     began = time.monotonic()
-    assert main([]) == 1
+    assert main([]) == gate_module.UNLOADED
     assert time.monotonic() - began < 15
     assert "then Late" in capfd.readouterr().err
 
@@ -316,3 +317,15 @@ def test_an_import_that_fails_closes(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "No module named 'health'" in done.stderr
     assert os.path.basename(done.args[0]) == "python3"  # noqa: PTH119
+
+
+@pytest.mark.parametrize("words", [[], ["--dry-run"]])
+def test_a_person_without_a_job_is_told_so(
+    site: GateSite, capfd: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    """Typed by hand it would record an admitted run of a job that is none."""
+    site.find(finding())
+    site.environ(job=0)
+    assert main(words) == 2
+    assert "slurmd has set no SLURM_JOB_ID: nothing was done" in capfd.readouterr().err
+    assert site.events() == [] and site.slurm.drained == []

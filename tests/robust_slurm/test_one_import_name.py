@@ -148,7 +148,10 @@ def test_a_stub_of_roots_runs_the_gate_that_is_installed(
     for path, text in texts.items():
         Path(path).write_text(text)
         Path(path).chmod(0o755)
-    done = run(trap, str(etc / name))  # switched off: it has read its settings, and does nothing
+    job = ("env", "SLURM_JOB_ID=1")
+    done = run(
+        trap, *job, str(etc / name)
+    )  # switched off: it has read its settings, and does nothing
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     if name == "healthcheck":
         done = run(trap, str(etc / name), "--help")

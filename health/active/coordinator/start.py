@@ -32,7 +32,7 @@ KILL_S = 2.0  # and after SIGKILL: in state D, held by a driver, it may never
 _LINES = 12  # of what was printed last
 _LINE = 500  # characters
 
-WORKER = tuple(commands.words("health.active.worker.main"))
+WORKER = "health.active.worker.main"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _libc = ctypes.CDLL(None)  # before a fork, not after it
 
@@ -206,7 +206,7 @@ def here(
     env = {**os.environ, **session.worker_env("127.0.0.1", node)}
     env |= {"HOME": own.home} if own else {}
     try:
-        started.start([python, flag(), *WORKER], env, signal.SIGKILL, own)
+        started.start(words_for(python, WORKER), env, signal.SIGKILL, own)
     except PermissionError as err:
         why = f"{err.strerror} for the account {user} ([active] user)" if own else err.strerror
         raise PermissionError(err.errno, why, python) from None
@@ -226,9 +226,17 @@ def step(
     """
     started = WorkerProcess(session, nodes, "srun", log)
     env = {**os.environ, **session.worker_env("", ""), VARIABLE: user}
-    words = [python, flag(), *commands.words("health.active.coordinator.start")]
+    words = words_for(python, "health.active.coordinator.start")
     started.start(step_argv(nodes, words), env, signal.SIGTERM)  # srun then ends the step
     return started
+
+
+def words_for(python: str, module: str) -> list[str]:
+    """Return the words that run one of our modules in a Python: in this one, if it is the gate's
+    (-S), which has looked at no other."""
+    if sys.flags.no_site:
+        return commands.again(module)
+    return [python, flag(), *commands.words(module)]
 
 
 def flag() -> str:
@@ -274,7 +282,7 @@ def main() -> int:
         own = account(os.environ.pop(VARIABLE, ""))
         if own:
             become(own)
-            os.execv(sys.executable, [sys.executable, flag(), *WORKER])
+            os.execv(sys.executable, words_for(sys.executable, WORKER))
     except OSError as err:
         print(
             f"health.active.coordinator.start: {err.filename or ''}: {err.strerror}",

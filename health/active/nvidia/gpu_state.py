@@ -266,8 +266,9 @@ def _gpu(value: Mapping[str, Any]) -> Gpu:
 
 def _in_child(verb: str, order: str, deadline_s: float) -> tuple[list[tuple[str, Any]], str]:
     """Run gpu_nvml in a process of its own; return its answers, and the error ("" if none)."""
-    flag = "-I" if sys.flags.isolated else "-P"
-    argv = [sys.executable, flag, *commands.words("health.active.nvidia.gpu_nvml"), verb, order]
+    module = "health.active.nvidia.gpu_nvml"
+    plain = [sys.executable, "-I" if sys.flags.isolated else "-P", *commands.words(module)]
+    argv = [*(commands.again(module) if sys.flags.no_site else plain), verb, order]
     try:
         ran = tools.run(argv, deadline_s, os.environ)
     except OSError as err:

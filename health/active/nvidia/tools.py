@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from health.children.child import where_it_hangs
-from health.node import rootfiles
+from health.node import trust
 
 FIXED = ("/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/sbin", "/usr/local/bin")
 _GRACE_S = 5.0  # from SIGTERM to SIGKILL: dcgmi needs it to stop its diagnostic in the host engine
@@ -45,7 +45,7 @@ def find(name: str, directories: Sequence[str] = ()) -> str:
             continue
         try:
             if os.geteuid() == 0:
-                rootfiles.check_program(str(path))
+                trust.command([str(path)])
         except OSError:  # somebody else's
             continue
         return str(path)

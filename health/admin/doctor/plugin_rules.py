@@ -7,10 +7,11 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from health.admin import install, plugin, trust
+from health.admin import install, plugin
 from health.admin.doctor.site_rules import Remark
 from health.admin.show_config import release
 from health.admin.want import Level
+from health.node import trust as look
 
 _AGAIN = "robust-admin install --plugin"
 
@@ -64,7 +65,7 @@ def _of_object(path: str, there: install.Present, config: Mapping[str, str]) -> 
     if record and install.digest(there.text) != record.get("sha256"):
         what = "was changed since it was installed; one cut short ends each srun with SIGBUS"
         found.append(Remark("fix", path, what, "shell", _AGAIN))
-    if hole := trust.hole(path):
+    if hole := look.hole(path):
         what = f"{hole}: slurmstepd loads the plugin as root"
         found.append(
             Remark("fix", path, what, "shell", f"chown root {hole.place}; chmod go-w {hole.place}")

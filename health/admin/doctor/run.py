@@ -26,7 +26,8 @@ from health.admin.doctor.site_rules import Bare, Installed, NodeGpus, Remark
 from health.admin.install import InstallError
 from health.admin.want import SiteFacts, Want
 from health.children.call import call_in_child
-from health.node import interpreter
+from health.node import trust as look
+from health.node.trust import Hole
 from health.settings_last import SUFFIX
 from robust_slurm import config as jobs
 from robust_slurm.slurm import Slurm, SlurmError, SlurmNode
@@ -128,6 +129,10 @@ def bare_slurm(gate: Mapping[str, Any]) -> Bare:
     own = str(gate["slurm_bin"])
     places = f"{own}:{settings.PLACES}" if own else settings.PLACES
     scontrol = shutil.which("scontrol", path=places)
+    if os.geteuid() == 0:
+        places, holes = look.slurm_path(places)
+        if holes:
+            return Bare(places, "", "", holes[0])
     if scontrol is None:
         elsewhere = os.path.dirname(shutil.which("scontrol") or "")  # noqa: PTH120
         return Bare(places, elsewhere, "" if elsewhere else "there is no scontrol")
@@ -161,12 +166,14 @@ def _machine(etc: str, is_node: bool) -> list[Remark]:
     if not where:
         return found
     broken, notes = "", []
+    prefix = str(Path(where["python"]).parent.parent)
+    holes: list[Hole] = []
     try:
-        notes = node.probe(where["python"], where["dirs"])
+        holes = trust.code(where["python"], where["dirs"])
+        if not holes or os.geteuid() != 0:  # root runs nothing that others could change
+            notes = node.probe(where["python"], where["dirs"])
     except InstallError as error:
         broken = str(error)
-    prefix = str(Path(where["python"]).parent.parent)
-    holes = trust.code(where["python"], where["dirs"])
     repair = trust.repair(prefix, holes) if holes else ""
     return [*found, *site_rules.of_code(prefix, [str(h) for h in holes], repair, broken, notes)]
 
@@ -174,13 +181,28 @@ def _machine(etc: str, is_node: bool) -> list[Remark]:
 def _site_commands(found: settings.Settings) -> list[Remark]:
     """The programs that root runs for the site, here."""
     sites = found.options("site")["commands"]
-    commands = [(f"[health.site] {name}", of["argv"][0]) for name, of in sites.items()]
-    commands += [("[accusations] tests", path) for path in found.accusations["tests"]]
+    commands = [(f"[health.site] {name}", of["argv"]) for name, of in sites.items()]
+    commands += [("[accusations] tests", [path]) for path in found.accusations["tests"]]
     return [
-        Remark("fix", f"{name}: {path}", f"is not run: {hole}", "shell", trust.close([hole.place]))
-        for name, path in commands
-        if (hole := trust.hole(path))
+        Remark(
+            "fix",
+            f"{name}: {argv[0]}",
+            f"is not run: {hole}",
+            "shell",
+            trust.close([hole.place]),
+        )
+        for name, argv in commands
+        if (hole := _command_hole(argv))
     ]
+
+
+def _command_hole(argv: Sequence[str]) -> Hole | None:
+    """The place where others than root could change what a command of the site's runs."""
+    try:
+        look.command(argv)
+    except OSError as error:
+        return Hole(str(error.filename or argv[0]), str(error.strerror))
+    return None
 
 
 def _active_python(python: str) -> list[Remark]:
@@ -190,13 +212,13 @@ def _active_python(python: str) -> list[Remark]:
 
     def hole_in() -> list[str]:
         try:
-            interpreter.trust(python)
-        except OSError as error:
+            look.interpreter(python)
+        except PermissionError as error:
             return [str(error.filename or python), str(error.strerror)]
         return []
 
     hole, problem = call_in_child(hole_in, TRUST_S)
-    return site_rules.of_active(python, trust.Hole(*hole) if hole else None, problem)
+    return site_rules.of_active(python, Hole(*hole) if hole else None, problem)
 
 
 # ---- looking
@@ -306,4 +328,4 @@ def in_use(etc: str) -> list[str] | None:
 def _installed(path: str, record: Mapping[str, str]) -> Installed:
     there = install.read_path(path)
     changed = install.digest(there.text) != record.get("sha256")
-    return Installed(path, there, changed, trust.hole(path) if there.kind != "none" else None)
+    return Installed(path, there, changed, look.hole(path) if there.kind != "none" else None)

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from health.admin.install import ETC, Present
-from health.admin.trust import Hole, close
+from health.admin.trust import close
 from health.admin.want import Level, Want
 from health.node.slurmconf import is_slice, parse_gres
+from health.node.trust import Hole
 from robust_slurm.slurm.values import fold
 from robust_slurm.text import counted
 
@@ -72,14 +73,20 @@ def of_crashes(text: str) -> list[Remark]:
 
 class Bare(NamedTuple):
     """Slurm's commands as the sweep starts them: looked for in ``places``; ``elsewhere`` the
-    directory where scontrol is instead ("" none); ``problem`` why it reached no slurmctld."""
+    directory where scontrol is instead ("" none); ``problem`` why it reached no slurmctld;
+    ``hole`` where others than root could change them."""
 
     places: str
     elsewhere: str = ""
     problem: str = ""
+    hole: Hole | None = None
 
 
 def of_bare(bare: Bare, config: Mapping[str, str], toml: str) -> list[Remark]:
+    if bare.hole:
+        line = close([bare.hole.place])
+        what = f"root does not run Slurm's commands there: {bare.hole}"
+        return [Remark("fix", "others can change Slurm's commands", what, "shell", line)]
     if bare.elsewhere:
         what = f"the gate has no PATH and looks for it in {bare.places.replace(':', ', ')}"
         line = f'[gate]\nslurm_bin = "{bare.elsewhere}"'

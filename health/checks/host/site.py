@@ -24,7 +24,8 @@ UNKNOWN = Condition(
     "WARN",
     "tool",
     "none",
-    "a command exited with another code, timed out, or is writable by users other than root",
+    "a command exited with another code, timed out, or users other than root can change what it "
+    "runs",
 )
 SETTINGS = {
     "commands": Setting(
@@ -60,7 +61,8 @@ def _one(system: System, name: str, command: Mapping[str, Any], until: float) ->
             raise TimeoutError(0, "no time was left for it")
         output = system.command(argv, left)
     except OSError as error:
-        return [UNKNOWN.found(f"{argv[0]}: {error.strerror or error}", name)]
+        named = "" if error.filename in (None, argv[0]) else f"{error.filename} "
+        return [UNKNOWN.found(f"{argv[0]}: {named}{error.strerror or error}", name)]
     if output.code == 0:
         return []
     line = first_line(output.out) or first_line(output.err)

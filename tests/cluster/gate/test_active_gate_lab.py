@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_python import fake_python
 from gate_jobs import begin, finish, of
 from gate_lab import FREE, GateLab, gate_lab
 from waiting import until
@@ -45,7 +46,8 @@ def interpreter(site: GateLab, *rows: Any, before: str = "") -> None:
     fresh.write_text(f"#!/bin/sh\n{before}\necho '{answer}'\nexit {int(bool(rows))}\n")
     fresh.chmod(0o755)
     fresh.rename(path)
-    site.settings(more=f'[active]\npython = "{path}"\nundrain = "quick"\n')
+    python = fake_python(site.etc.parent / "environment", path)
+    site.settings(more=f'[active]\npython = "{python}"\nundrain = "quick"\n')
 
 
 def reported(site: GateLab, node: str) -> int:
@@ -93,9 +95,9 @@ def test_a_job_that_comes_is_not_kept_waiting_by_a_test(site: GateLab) -> None:
 
 
 def real_environment(site: GateLab) -> tuple[Path, Path]:
-    """The gate's [active] python is a virtual environment whose x.pth runs code: that and x.pth.
+    """The gate's [active] python is a virtual environment whose x.pth has code: that and x.pth.
 
-    The code, run as root, leaves a file named "ran" beside the environment.
+    That code must never run as root: it leaves a file named "ran" beside the environment.
     """
     top = site.etc.parent / "env"
     base = os.path.realpath(sys.executable)
@@ -141,4 +143,5 @@ def test_an_environment_that_users_can_change_is_not_run(site: GateLab) -> None:
         assert site.node("n1") == FREE
         site.lab.exec("n1", ["sh", "-c", said["line"]], user=False, check=True)
     reported(site, "n1")
-    assert ran.exists(), "put right as the doctor says, it is run"
+    assert doctor(site, "n1", python)["level"] == "ok", "put right as the doctor says"
+    assert not ran.exists(), "nor is code in a *.pth file ever run by root"

@@ -14,6 +14,7 @@ paramiko = pytest.importorskip("paramiko")
 
 from health.admin import remote  # noqa: E402 - after the guard
 from health.admin.node import LOCK_S, MARK, PROBE_S, AdminRequest  # noqa: E402
+from health.admin.render import Prefix  # noqa: E402
 
 Serve = Callable[["paramiko.Channel"], None]
 
@@ -64,7 +65,8 @@ class HangingNode:
         port = self._listen.getsockname()[1]
         line = f"[127.0.0.1]:{port} {self._key.get_name()} {self._key.get_base64()}"
         hosts = remote.KnownHosts([line])
-        access = remote.Access("root", port, str(self._identity), hosts, "/opt/bin/python3")
+        prefix = Prefix("/opt/bin/python3", ("/opt",), ("/opt",))
+        access = remote.Access("root", port, str(self._identity), hosts, prefix)
         return remote.ask("127.0.0.1", access, AdminRequest("install", "/etc/robust"))
 
     def _accept(self, serve: Serve | None) -> None:

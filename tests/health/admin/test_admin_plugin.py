@@ -162,7 +162,7 @@ def test_install_and_uninstall_touch_the_plugins_files_only(
 def test_the_doctor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str, stack: bool, told: list[str]
 ) -> None:
-    monkeypatch.setattr("health.admin.trust.hole", lambda _path: None)
+    monkeypatch.setattr("health.node.trust.hole", lambda _path: None)
     etc, slurm = str(tmp_path / "etc"), tmp_path / "slurm"
     top = Path(plugin.directory(etc))
     top.mkdir(parents=True)

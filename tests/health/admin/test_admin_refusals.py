@@ -75,7 +75,7 @@ def test_stubs_that_would_not_start_are_not_installed(
     assert "cannot import no_such_package.cli" in reply.error
     monkeypatch.setattr(node, "MODULES", ())
     assert (
-        "/nowhere/python3 does not start"
+        "/nowhere/python3: No such file"
         in perform(request_for._replace(python="/nowhere/python3")).error
     )
     assert "-IS failed" in perform(request_for._replace(python="/bin/false")).error

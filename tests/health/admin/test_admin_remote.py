@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 paramiko = pytest.importorskip("paramiko")
 
-from health.admin import cli, remote  # noqa: E402 - after the guard
+from health.admin import cli, remote, render  # noqa: E402 - after the guard
 from health.admin.node import AdminRequest  # noqa: E402
 from health.settings_file import END  # noqa: E402
 
@@ -71,8 +71,9 @@ class Fleet(NamedTuple):
     def access(self, python: str = "", identity: str = "") -> remote.Access:
         hosts = remote.known_hosts(str(self.top / "known"))
         key = identity or str(self.top / "user")
-        where = python or f"{self.prefix}/bin/python3"
-        return remote.Access(getpass.getuser(), self.port, key, hosts, where)
+        prefix = render.find_prefix(str(self.prefix))
+        prefix = prefix._replace(python=python or prefix.python)
+        return remote.Access(getpass.getuser(), self.port, key, hosts, prefix)
 
 
 def keygen(path: Path) -> str:

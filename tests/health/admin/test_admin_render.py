@@ -62,7 +62,7 @@ def stub(tmp_path: Path, module: str, site: render.Site) -> Path:
         "def main(argv=None):\n"
         "    print(sorted(m for m in sys.modules if m in ('site', 'argparse', 'typing')))\n"
         "    print(os.environ['ROBUST_SITE_CONFIG'], argv, os.environ.get('PATH'))\n"
-        "    return 7\n"
+        "    return 2\n"
     )
     prefix = render.Prefix(sys.executable, (str(package.parent),))
     texts = files(site._replace(prefix=prefix))
@@ -86,7 +86,7 @@ def test_a_stub_as_slurmd_starts_it(tmp_path: Path, module: str, arguments: str)
     done = subprocess.run(
         [str(path)], env=hostile, cwd=tmp_path, capture_output=True, text=True, timeout=30
     )
-    assert done.returncode == 7, done.stderr
+    assert done.returncode == 2, done.stderr
     assert done.stdout == f"[]\n/etc/r/robust.toml {arguments} None\n"
 
 
@@ -157,12 +157,13 @@ def test_find_prefix(tmp_path: Path) -> None:
     prefix = make_prefix(tmp_path / "r")
     found = render.find_prefix(str(prefix))
     packages, rooms = packages_of(prefix), str(rooms_of(prefix))
-    assert found == render.Prefix(f"{prefix}/bin/python3", (rooms, str(packages)))
+    assert found[:2] == (f"{prefix}/bin/python3", (rooms, str(packages)))
+    assert found.sites[0] == str(packages)
     (tmp_path / "other" / "x").mkdir(parents=True)
     (packages / "ClusterShell").rename(tmp_path / "other" / "ClusterShell")
     (packages / "rest.pth").write_text(f"{tmp_path}/other\n")
     again = render.find_prefix(str(prefix))
-    assert again.dirs == (rooms, str(packages), f"{tmp_path}/other"), "in the order of the prefix"
+    assert again.dirs == (rooms, str(packages), f"{tmp_path}/other")
 
 
 def bare(prefix: Path, program: str) -> str:
@@ -177,11 +178,22 @@ def test_prefixes_that_cannot_be_used(tmp_path: Path) -> None:
         render.find_prefix("opt/r")
     with pytest.raises(InstallError, match=r"no bin/python3; make one: python3 -m venv"):
         render.find_prefix(str(tmp_path / "nope"))
-    with pytest.raises(InstallError, match="does not work"):
-        render.find_prefix(bare(tmp_path / "broken", "exit 1"))
-    with pytest.raises(InstallError, match=r"has no health, prolog: .*pip install"):
-        said = '[["health", "prolog", "pynvml"], ["/x"]]'
-        render.find_prefix(bare(tmp_path / "empty", f"echo '{said}'"))
+    with pytest.raises(InstallError, match="is a script, and hides what it runs"):
+        render.find_prefix(bare(tmp_path / "wrapper", f"touch {tmp_path}/ran"))
+    assert not (tmp_path / "ran").exists()
+    prefix = make_prefix(tmp_path / "r")
+    shutil.rmtree(rooms_of(prefix) / "prolog")
+    with pytest.raises(InstallError, match=r"has no prolog: .*pip install"):
+        render.find_prefix(str(prefix))
+    shutil.rmtree(packages_of(prefix) / "robust_slurm")
+    (packages_of(prefix) / "rest.pth").unlink()
+    with pytest.raises(InstallError, match=r"robust-slurm is not in .*pip install"):
+        render.find_prefix(str(prefix))
+    finder = packages_of(prefix) / "__editable__.robust_slurm-1.pth"
+    finder.write_text(f"import os; open('{tmp_path}/ran', 'w')\n")
+    with pytest.raises(InstallError, match=r"by code, which root does not run .*without -e"):
+        render.find_prefix(str(prefix))
+    assert not (tmp_path / "ran").exists()
 
 
 # ---- robust.toml
@@ -324,7 +336,7 @@ def test_templates_hold_what_the_wheel_has() -> None:
     assert (
         kinds
         == {pattern.removeprefix("*") for pattern in packed}
-        == {".c", ".j2", ".json", ".lua", ".yml"}
+        == {".c", ".j2", ".json", ".lua", ".sh", ".yml"}
     )
 
 

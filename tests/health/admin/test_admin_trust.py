@@ -9,7 +9,8 @@ import pytest
 
 from health.admin import trust
 from health.admin.doctor import site_rules
-from health.admin.trust import Hole
+from health.node import trust as look
+from health.node.trust import Hole
 
 
 def test_code_that_others_can_write() -> None:
@@ -60,7 +61,7 @@ def test_who_could_change_a_file(tmp_path: Path) -> None:
 
 
 def said(path: Path) -> str:
-    return str(trust.hole(str(path)) or "")
+    return str(look.hole(str(path)) or "")
 
 
 def test_the_interpreter_of_the_active_tests() -> None:

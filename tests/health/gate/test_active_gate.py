@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 
 import pytest
 import sweep_site
 from fake_interpreter import FakeInterpreter
+from fake_python import fake_python
 from gate_site import GONE, GateSite, finding
 
 from epilog.cli import main as epilog
@@ -41,9 +44,7 @@ def test_a_reported_node_passes(site: GateSite) -> None:
     site.report_node()
     assert epilog([]) == 0
     (words,) = python.asked
-    assert words.startswith(
-        "-I -m robust_slurm.commands health.active.cli --json --level quick --node n1 --limit "
-    )
+    assert words.startswith("health.active.cli --json --level quick --node n1 --limit ")
     assert words.endswith(f" --config {site.toml}")
     assert site.event("accusation")["result"] == "cleared"
     assert results(site) == [("passed", "accusation")]
@@ -133,11 +134,11 @@ def test_an_interpreter_that_others_can_change_is_not_run(site: GateSite, what: 
     python = FakeInterpreter(site)
     place = site.path / "venv"
     place.mkdir(mode=0o755)
-    target = place / "python"
-    target.write_bytes(python.path.read_bytes())
+    target = fake_python(place, python.script).parent / "python3.11"
+    shutil.copy(os.path.realpath(sys.executable), target)
     target.chmod(0o777 if what == "program" else 0o755)
     if what == "directory":
-        place.chmod(0o775)
+        target.parent.chmod(0o775)
     elif what == "owner":
         os.chown(target, GONE, GONE)
     elif what == "missing":

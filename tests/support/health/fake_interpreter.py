@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from fake_python import fake_python
 from gate_site import GateSite
 
 from health.gate.active_answer import applying
@@ -21,7 +22,8 @@ class FakeInterpreter:
     """Says what it was called with, prints an answer, and ends with its code."""
 
     def __init__(self, site: GateSite, undrain: str = "never", more: str = "") -> None:
-        self.path, self.log = site.path / "python", site.path / "asked"
+        self.script, self.log = site.path / "python", site.path / "asked"
+        self.path = fake_python(site.path / "environment", self.script)
         self.passes()
         site.settings(f"[active]\npython = '{self.path}'\nundrain = '{undrain}'\n{more}")
 
@@ -37,10 +39,10 @@ class FakeInterpreter:
             }
         )
         text = f"#!/bin/sh\necho \"$@\" >> {self.log}\n{before}\necho '{answer}'\nexit {code}\n"
-        fresh = self.path.with_suffix(".new")
+        fresh = self.script.with_suffix(".new")
         fresh.write_text(text)
         fresh.chmod(0o755)
-        fresh.rename(self.path)
+        fresh.rename(self.script)
 
     def passes(self) -> None:
         self.says(0)

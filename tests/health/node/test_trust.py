@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from job_leftovers import OTHER, needs_root
 
-from health.node.interpreter import trust
+from health.node.trust import interpreter as trust
 
 pytestmark = needs_root
 
