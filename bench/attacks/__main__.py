@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -46,6 +47,9 @@ def attempt(attack: Attack, lab: Lab | None) -> Got | str:
         return apart(attack.run, room, attack.seconds)
     except (BenchError, LabError, OSError) as error:
         return str(error)
+    finally:
+        # shutil.rmtree gives up below a thousand directories.
+        subprocess.run(["rm", "-rf", "--one-file-system", "--", str(room.top)], check=False)
 
 
 def record(results: Results, found: Sequence[tuple[Attack, Got | str]]) -> None:
