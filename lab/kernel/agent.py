@@ -107,7 +107,7 @@ def _feed(stream: "socket.SocketIO", stdin: int, pid: int) -> None:
                 os.write(stdin, data)
             except BrokenPipeError:
                 continue
-    os.kill(pid, signal.SIGKILL)
+    os.killpg(pid, signal.SIGKILL)  # a session of its own
 
 
 # -- both -----------------------------------------------------------------------------------
@@ -195,10 +195,13 @@ def _enter_network(sock: str) -> None:
 def _connect(address: str) -> socket.socket:
     for port in range(_ROOTS - 1, 600, -1):
         try:
-            return socket.create_connection((address, PORT), 10, ("", port))
+            link = socket.create_connection((address, PORT), 10, ("", port))
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
                 raise
+            continue
+        link.settimeout(None)
+        return link
     raise OSError(errno.EADDRINUSE, "no free port")
 
 
