@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 
 from lab import linux
 from lab.errors import LabError
-from lab.kernel import uml
 from lab.keeper.mounts import Cover, build_view
+from lab.kernel import uml
 from lab.slurm import accounting
 from lab.spec import HEAD, NETMASK, SLURMCTLD_PORT, UID, LabSpec, address, root_env
 

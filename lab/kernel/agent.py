@@ -3,9 +3,9 @@
 `serve` is the node's side, in its first process. The other side is a program of its own:
 `python -I -S agent.py SOCKET NODE UID CWD -- argv…`, as lab/enter.py, whose exit codes it has.
 
-A connection carries the request, one line of JSON, and then frames both ways: a letter, a length of
-four bytes, and data. `i` standard input (empty: its end), `s` a signal; `o` and `e` what the command
-wrote, `x` how it ended. Only who has a port that root alone can bind is answered.
+A connection carries the request, one line of JSON, and then frames both ways: a letter, a length
+of four bytes, and data. `i` standard input (empty: its end), `s` a signal; `o` and `e` what the
+command wrote, `x` how it ended. Only who has a port that root alone can bind is answered.
 """
 
 import ctypes

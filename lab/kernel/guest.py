@@ -5,8 +5,6 @@ it (lab/keeper/mounts.py).
 """
 
 import os
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from lab import linux
-from lab.kernel import agent
 from lab.keeper.mounts import OWN_DIRS
+from lab.kernel import agent
 from lab.spec import NETMASK, ROOT, LabSpec, address, root_env
 
 _QUIET = linux.MS_NOSUID | linux.MS_NODEV

@@ -1,7 +1,7 @@
 """The kernel of a node: user-mode Linux, a process below the node's first one.
 
-The first process has a PID namespace of its own, so its death ends the kernel and all of its guest
-processes. SIGKILL to the kernel alone would let the guest processes run on as processes of the host.
+The first process has a PID namespace of its own, so its death ends the kernel and all of its
+guest processes. SIGKILL to the kernel alone would let the guest processes run on, on the host.
 """
 
 import shutil
