@@ -22,6 +22,7 @@ from typing import NoReturn
 
 PORT = 6899
 _ROOTS = 1024  # ports below are root's
+_KEEP_ALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}
 _HEAD = struct.Struct("=cI")
 _PASSED_ON = ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "ALRM", "CONT")
 
@@ -201,6 +202,9 @@ def _connect(address: str) -> socket.socket:
                 raise
             continue
         link.settimeout(None)
+        for option, value in _KEEP_ALIVE.items():  # a kernel that is gone says nothing
+            link.setsockopt(socket.IPPROTO_TCP, option, value)
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         return link
     raise OSError(errno.EADDRINUSE, "no free port")
 
