@@ -15,6 +15,7 @@ ACCOUNT = "lab"  # the user's, in a lab with accounting
 UID = 20001
 ROOTS = {"HOME": "/root", "USER": "root", "LOGNAME": "root"}  # of an environment
 SLURMCTLD_PORT = 6817
+OWN_DIRS = {"/tmp": 0o1777, "/dev/shm": 0o1777, "/run": 0o755}  # of each node its own
 NETMASK = "255.255.0.0"
 KERNEL_MB = 576  # memory of a node that has a kernel of its own; only what it uses is taken
 SCRATCH_TYPE = "fuse.labfs"

@@ -15,9 +15,8 @@ from pathlib import Path
 import msgspec
 
 from lab import linux
-from lab.keeper.mounts import OWN_DIRS
 from lab.kernel import agent
-from lab.spec import NETMASK, ROOT, LabSpec, address, root_env
+from lab.spec import NETMASK, OWN_DIRS, ROOT, LabSpec, address, root_env
 
 _QUIET = linux.MS_NOSUID | linux.MS_NODEV
 _CGROUPS = Path("/sys/fs/cgroup")

@@ -101,7 +101,7 @@ class Slow:
 def test_an_oom_kill_is_told_although_the_rest_takes_too_long(
     node: OneNode, monkeypatch: pytest.MonkeyPatch, code: int, said: bool
 ) -> None:
-    """It was seen with real cgroups: 2 of 7 kills were not told, and the machines were tested."""
+    """Seen with real cgroups: 2 of 7 kills were not told, and the machines were tested."""
     line, file = f"0::{SLUIDS}", f"{SLUIDS[1:]}/memory.events"
     node.cgroup(line, file, "oom_kill 0\n")
     monkeypatch.setattr(end_report, "RankFacts", partial(RankFacts, **node.places))
