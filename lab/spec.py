@@ -257,7 +257,7 @@ def slurm_conf(spec: LabSpec) -> str:
         "SlurmdTimeout": "300",  # Slurm's default: it is what recovery is measured against
         "KillWait": "5",
         # Nodes that share a few cores answer in turn.
-        "MessageTimeout": "60" if spec.routed else "5",
+        "MessageTimeout": "60" if spec.routed else "20" if spec.kernel else "5",
         # Schedule at once: nobody wants to wait in a lab.
         "SchedulerParameters": "batch_sched_delay=0,sched_interval=1,sched_min_interval=0,"
         "bf_interval=1",

@@ -100,12 +100,11 @@ def test_what_a_job_leaves_in_a_real_cgroup_is_ended_and_no_more(release: str, j
     need_kernels(release)
     conf = {"ProctrackType": "proctrack/linuxproc"}
     with gate_lab(nodes=1, slurm=release, kernel=True, slurm_conf=conf) as site:
-        left, goes_on = (
-            site.submit("-wn1", "--mem=100", script=LEAVES_OWN.format(mark=mark))
-            for mark in ("1021", "1022")
-        )
-        for mark in ("1021", "1022"):
+        jobs = []
+        for mark in ("1021", "1022"):  # one after the other: the node has one core
+            jobs.append(site.submit("-wn1", "--mem=100", script=LEAVES_OWN.format(mark=mark)))
             until((site.lab.shared / f"{mark}.started").exists, f"the process {mark}", 60)
+        left, goes_on = jobs
         path = rf"0::/system\.slice/n1_slurmstepd\.scope/{job}/step_batch/user/task_0\n"
         assert re.fullmatch(path, (site.lab.shared / "1021.cgroup").read_text())
         (site.lab.shared / "1021.end").touch()
