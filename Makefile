@@ -18,6 +18,10 @@ PACKAGES := slurm-wlm slurm-wlm-basic-plugins munge iproute2 util-linux procps p
 # the tests' own.
 MORE_PACKAGES := gcc libc6-dev libslurm-dev lua5.1 openssh-server \
   slurmdbd slurm-wlm-mysql-plugin mariadb-server-core
+# For nodes with kernels of their own; Debian has it for this machine type only.
+ifeq ($(shell uname -m),x86_64)
+MORE_PACKAGES += user-mode-linux
+endif
 BENCHES := heartbeat overhead recovery chaos gate
 WORKERS ?= 4
 # Many quick tests wait for a limit.

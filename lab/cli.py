@@ -56,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--cpus", type=int, default=8, help="CPUs per node for Slurm (default 8)")
     up.add_argument("--scratch", action="store_true", help="a mount per node for stale-mount")
     up.add_argument("--accounting", action="store_true", help="slurmdbd: accounts, limits, QOS")
+    up.add_argument("--kernel", action="store_true", help="user-mode Linux per node: cgroups")
     up.add_argument("--switch", action="append", default=[], metavar="NODES", help="a leaf switch")
     up.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="slurm.conf")
     known = f"{', '.join(releases.SUITES)} (default: ${releases.VARIABLE}, else the host's)"
@@ -101,6 +102,7 @@ def _up(args: argparse.Namespace) -> int:
         gpus=args.gpus,
         cpus=args.cpus,
         scratch=args.scratch,
+        kernel=args.kernel,
         slurm_conf={key: value for key, _, value in pairs},
         switches=tuple(args.switch),
         accounting=args.accounting,

@@ -19,11 +19,12 @@ from lab import host
 from lab.errors import LabError
 from lab.slurm import records, releases
 from lab.slurm.logs import complaints
-from lab.spec import HEAD, ROOT, ROOTS, UID, USER, LabSpec, check_name, user_env
+from lab.spec import HEAD, ROOT, ROOTS, UID, USER, LabSpec, address, check_name, user_env
 from lab.verbs.breakage import Breakage
 from lab.verbs.disruption import Disruption
 
 _ENTER = Path(__file__).with_name("enter.py")
+_AGENT = Path(__file__).with_name("kernel") / "agent.py"
 _POLL_S = 0.15
 _SLURM_S = 15.0  # a command to slurmctld; itself gives up after 9-10 s
 _READY_S = 30.0
@@ -66,8 +67,11 @@ class Lab(Breakage, Disruption):
             )
         where = str(cwd) if cwd is not None else str(self.shared) if user else "/"
         uid = str(UID if user else 0)
-        enter = [sys.executable, "-I", "-S", str(_ENTER), str(self.spec.control_socket)]
-        return [*enter, node, uid, where, "--", *argv]
+        program, place = str(_ENTER), node
+        if self.spec.kernel and node != HEAD:
+            program, place = str(_AGENT), address(node)
+        enter = [sys.executable, "-I", "-S", program, str(self.spec.control_socket)]
+        return [*enter, place, uid, where, "--", *argv]
 
     def environ(self, *, user: bool = True, env: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment of a process entered by hand: clean, plus `env`."""
@@ -291,6 +295,7 @@ class Cluster(Lab):
         switches: Sequence[str] = (),
         accounting: bool = False,
         router: bool = False,
+        kernel: bool = False,
         slurm: str = "",
     ) -> None:
         """`slurm_conf` overrides settings; `visible`: more paths that the user must reach.
@@ -298,6 +303,7 @@ class Cluster(Lab):
         `switches`: the nodes under each leaf switch, as Slurm writes them ("n[1-2],s1").
         `scratch`: a mount in every node, at the property of that name, for `stale_mount`.
         `accounting`: a slurmdbd in the head; the user is in the account `lab`.
+        `kernel`: every node has a kernel of its own: real cgroups (few nodes, no GPUs).
         `router`: the network of a large lab, for a small one.
         `slurm`: the release, by default the environment's ROBUST_LAB_SLURM or the host's own.
         """
@@ -313,6 +319,7 @@ class Cluster(Lab):
             switches=tuple(switches),
             accounting=accounting,
             router=router,
+            kernel=kernel,
             slurm=releases.asked(slurm),
             visible=tuple(dict.fromkeys([*host.default_visible(), *extra])),
         )

@@ -17,6 +17,7 @@ import msgspec
 
 from lab import spec as texts
 from lab.errors import LabError
+from lab.kernel import uml
 from lab.machine import fake_nvml
 from lab.slurm import accounting, releases
 from lab.spec import ROOT, UID, LabSpec
@@ -61,6 +62,8 @@ def bring_up(spec: LabSpec, owner: int = 0) -> LabSpec:
     spec = msgspec.structs.replace(
         spec, slurm=release.name, slurm_root=str(release.root) if release.root else ""
     )
+    if spec.kernel:
+        uml.check(spec)
     if spec.gpus:
         fake_nvml.check_compiler()
     if spec.accounting:

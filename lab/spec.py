@@ -15,7 +15,9 @@ ACCOUNT = "lab"  # the user's, in a lab with accounting
 UID = 20001
 ROOTS = {"HOME": "/root", "USER": "root", "LOGNAME": "root"}  # of an environment
 SLURMCTLD_PORT = 6817
+OWN_DIRS = {"/tmp": 0o1777, "/dev/shm": 0o1777, "/run": 0o755}  # of each node its own
 NETMASK = "255.255.0.0"
+KERNEL_MB = 576  # memory of a node that has a kernel of its own; only what it uses is taken
 SCRATCH_TYPE = "fuse.labfs"
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
@@ -34,6 +36,7 @@ class LabSpec(msgspec.Struct, frozen=True, kw_only=True):
     cpus: int = 8
     scratch: bool = False
     accounting: bool = False
+    kernel: bool = False  # every node has a kernel of its own (lab/kernel)
     router: bool = False  # in place of the switch, as in a large lab
     slurm_conf: dict[str, str] = {}
     switches: tuple[str, ...] = ()
@@ -96,7 +99,7 @@ class LabSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def patience(self) -> float:
         """The factor by which this lab's starts and ends may take longer than a small lab's."""
-        return 1.0 + (self.nodes + self.standby) / 200
+        return (4.0 if self.kernel else 1.0) + (self.nodes + self.standby) / 200
 
     def log(self, name: str) -> Path:
         return self.dir / "log" / f"{name}.log"
@@ -191,11 +194,24 @@ def topology_conf(spec: LabSpec) -> str:
     return "\n".join([*leaves, f"SwitchName=w0 Switches=w[1-{len(leaves)}]"]) + "\n"
 
 
+_CGROUPS = """\
+CgroupPlugin=cgroup/v2
+CgroupMountpoint=/sys/fs/cgroup
+IgnoreSystemd=yes
+ConstrainRAMSpace=yes
+ConstrainCores=no
+ConstrainDevices=no
+"""
+
+
 def cgroup_conf(spec: LabSpec) -> str:
     """Slurm without cgroups: the host's would be changed by a slurmd of root's.
 
     22.05 has no plugin "disabled"; its cgroup/v1 is the one that starts with none in sight.
+    A node with a kernel of its own has cgroups of its own.
     """
+    if spec.kernel:
+        return _CGROUPS + ("" if spec.slurm == "22.05" else "EnableControllers=yes\n")
     return f"CgroupPlugin={'cgroup/v1' if spec.slurm == '22.05' else 'disabled'}\n"
 
 
@@ -228,6 +244,7 @@ def slurm_conf(spec: LabSpec) -> str:
         "SelectTypeParameters": "CR_Core",
         "GresTypes": "gpu" if spec.gpus else "",
         "TopologyPlugin": "topology/tree" if spec.switches else "",
+        **(_KERNEL_CONF if spec.kernel else {}),
         "MpiDefault": "none",
         "MailProg": "/bin/true",
         "TmpFS": "/tmp",
@@ -240,23 +257,32 @@ def slurm_conf(spec: LabSpec) -> str:
         "SlurmdTimeout": "300",  # Slurm's default: it is what recovery is measured against
         "KillWait": "5",
         # Nodes that share a few cores answer in turn.
-        "MessageTimeout": "60" if spec.routed else "5",
+        "MessageTimeout": "60" if spec.routed else "20" if spec.kernel else "5",
         # Schedule at once: nobody wants to wait in a lab.
         "SchedulerParameters": "batch_sched_delay=0,sched_interval=1,sched_min_interval=0,"
         "bf_interval=1",
     }
     _override(settings, spec)
     lines = [f"{key}={value}" for key, value in settings.items() if value]
+    memory = KERNEL_MB - 64 if spec.kernel else 16000
     gres = f" Gres=gpu:h100:{spec.gpus}" if spec.gpus else ""
     lines += [
         f"NodeName={names} NodeAddr={addresses} CPUs={spec.cpus} Boards=1 SocketsPerBoard=1 "
-        f"CoresPerSocket={spec.cpus} ThreadsPerCore=1 RealMemory=16000{gres} State=UNKNOWN"
+        f"CoresPerSocket={spec.cpus} ThreadsPerCore=1 RealMemory={memory}{gres} State=UNKNOWN"
         for names, addresses in _node_ranges(spec)
     ]
     lines.append(_partition("train", spec.train_names, default=True))
     if spec.standby:
         lines.append(_partition("standby", spec.standby_names, default=False))
     return "\n".join(lines) + "\n"
+
+
+_KERNEL_CONF = {
+    "ProctrackType": "proctrack/cgroup",
+    "TaskPlugin": "task/cgroup",
+    "JobAcctGatherType": "jobacct_gather/cgroup",
+    "SelectTypeParameters": "CR_Core_Memory",
+}
 
 
 def _accounting(spec: LabSpec) -> dict[str, str]:

@@ -74,7 +74,7 @@ STATE_GB = 3.0  # of one rank
 TESTS = assumed("stop_tests, its default limit (a lab of 8 nodes without GPUs took 19 s)", 60.0)
 REPLAY = published(f"{BYTEROBUST}, table 6: NaN, mean", 4289.0)
 GIVE_UP = assumed("standby_wait, its default, before the job goes back to the queue", 30.0)
-HELPER = measured("controller-2026-11-26 requeue.helper_s", 2.7513, 3.3178)
+HELPER = Time(2.7513, 3.3178, SEEN, "a requeue by the helper job, 2026-11-26 (20 runs)")
 COLD = published("FT-HSDP: cold recovery at 16,000 GPUs, about", 200.0)
 DURABLE = assumed("seconds between durable checkpoints (every 100 steps)", 1000.0)
 WRONG = 4 / 60  # healthy nodes evicted per run: faults-2026-11-26 faults.false_evictions, .runs
@@ -130,7 +130,7 @@ UNPRODUCTIVE = 3000.0  # the longest: 50 min
 SILENT = assumed("SlurmdTimeout, its default", 300.0)
 KILL_WAIT = assumed("KillWait, its default", 30.0)
 WATCHDOG = assumed("torch's NCCL watchdog, its default", 600.0)
-BEGIN_WAIT = measured("controller-2026-11-26 requeue.slurm_s", 120.6083, 121.0022)
+BEGIN_WAIT = Time(120.6083, 121.0022, SEEN, "a requeue by Slurm, 2026-11-26 (20 runs)")
 PERSON = assumed("a person finds the node, or the code, that fails again and again", 1800.0)
 
 # NVRx and torchft.

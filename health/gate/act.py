@@ -72,11 +72,16 @@ def open_door(settings: Settings) -> Door:
         own = str(settings.gate["slurm_bin"])
         os.environ["PATH"], holes = slurm_path(f"{own}:{PLACES}" if own else PLACES)
         for hole in holes:
-            line = f"robust: Slurm's commands there are not run: {hole}\n"
-            os.write(2, line.encode(errors="backslashreplace"))
+            _say(f"Slurm's commands there are not run: {hole}")
         return Slurm(deadline_s=max(0.1, deadline_s))
 
     return door
+
+
+def _say(text: str) -> None:
+    from robust_slurm.text import shown
+
+    os.write(2, f"robust: {shown(text)}\n".encode(errors="backslashreplace"))
 
 
 class Drainer:

@@ -22,6 +22,8 @@ from lab.keeper.lab_node import LabNode, find
 from lab.spec import HEAD, LabSpec
 
 _NS_NAMES = ("pid", "net", "uts", "ipc", "mnt", "time")  # in the order lab/enter.py wants them
+# Its processes are no processes of the host's kernel, and it has the hardware that it has.
+_KERNEL_OPS = ("crash", "partition", "slow", "outage", "reconnect", "heal")
 _WAIT_S = 10.0
 
 
@@ -98,6 +100,9 @@ def _answer(keeper: Keeper, request: dict[str, Any]) -> dict[str, Any]:
     if op == "state":
         found = keeper.nodes.values()
         return {"nodes": {n.name: {"state": n.state, "died": n.died} for n in found}}
+    if keeper.spec.kernel and op not in _KERNEL_OPS and request.get("node") != HEAD:
+        able = ", ".join(_KERNEL_OPS)
+        raise LabError(f"{op}: a node with a kernel of its own can {able}")
     if op == "hang_rank":
         return keeper.hang_rank(str(request["job"]), str(request["rank"]))
     faults: dict[str, Callable[[LabNode], dict[str, Any]]] = {

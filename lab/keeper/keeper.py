@@ -57,7 +57,8 @@ class Keeper:
             one.cut = one.stopped = one.paused = one.slowed = False
             one.daemons.clear()
             age = FIRST_AGE_S if one.boots == 1 else 0.0
-            one.gear = None if one.name == HEAD else Gear(self.spec, one.name, age)
+            bare = self.spec.kernel or one.name == HEAD
+            one.gear = None if bare else Gear(self.spec, one.name, age)
             one.pid, self.links[one.name] = node.spawn(self.spec, one.name, self.covers, age)
         routed = self.spec.routed
         made = [network.port_lines(routed, n.port, n.name, address(n.name), n.pid) for n in fresh]

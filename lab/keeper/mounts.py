@@ -14,9 +14,8 @@ from typing import NamedTuple
 from lab import linux
 from lab.machine import plant
 from lab.slurm import releases
-from lab.spec import HEAD, LabSpec
+from lab.spec import HEAD, OWN_DIRS, LabSpec
 
-OWN_DIRS = {"/tmp": 0o1777, "/dev/shm": 0o1777, "/run": 0o755}
 # Limited, because what `fill` writes takes the machine's memory.
 _SIZES = {"/tmp": "size=256m"}
 _SPOOL_SIZE = "size=64m"

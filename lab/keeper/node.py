@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 from lab import linux
 from lab.errors import LabError
 from lab.keeper.mounts import Cover, build_view
+from lab.kernel import uml
 from lab.slurm import accounting
-from lab.spec import HEAD, NETMASK, SLURMCTLD_PORT, LabSpec, address, root_env
+from lab.spec import HEAD, NETMASK, SLURMCTLD_PORT, UID, LabSpec, address, root_env
 
 NAMESPACES = (
     linux.CLONE_NEWPID
@@ -28,6 +29,7 @@ NAMESPACES = (
 )
 STOP_ALL = signal.SIGUSR1
 CONTINUE_ALL = signal.SIGUSR2
+KERNEL = "kernel"
 _START_S = 20.0
 _ACCOUNTING_S = 60.0  # with a new database
 
@@ -85,7 +87,8 @@ def _main(spec: LabSpec, node: str, covers: Sequence[Cover], link: socket.socket
     if link.recv(16) != b"go":  # the head's daemons start first, however long that takes
         return
     linux.set_link("lo", True)
-    linux.set_address("eth0", address(node), NETMASK)
+    if not (spec.kernel and node != HEAD):  # else the guest has the address
+        linux.set_address("eth0", address(node), NETMASK)
     linux.set_link("eth0", True)
     os.chdir("/")
     daemons = start_head(spec) if node == HEAD else start_compute(spec, node)
@@ -104,8 +107,11 @@ def _serve(node: str, daemons: dict[int, str], watched: set[signal.Signals]) -> 
             _kill_all(signal.SIGCONT)
         for pid, status in _reap():
             if pid in daemons:
-                print(f"{node}: {daemons.pop(pid)} ended, wait status {status}", file=sys.stderr)
+                name = daemons.pop(pid)
+                print(f"{node}: {name} ended, wait status {status}", file=sys.stderr)
                 sys.stderr.flush()
+                if name == KERNEL:  # it halted or panicked: the node is gone
+                    os._exit(0)
 
 
 def _kill_all(number: signal.Signals) -> None:
@@ -146,6 +152,10 @@ def _unblock() -> None:
 
 
 def start_compute(spec: LabSpec, node: str) -> dict[int, str]:
+    if spec.kernel:
+        (spec.node_dir / "uml").mkdir(mode=0o755)
+        os.chown(spec.node_dir / "uml", UID, UID)
+        return {_daemon(spec, f"kernel-{node}", uml.command(spec, node)): KERNEL}
     pid = _daemon(spec, f"slurmd-{node}.out", ["slurmd", "-D", "-N", node])
     return {pid: "slurmd"}
 

@@ -50,12 +50,17 @@ class GateLab:
         self.lab = lab
         top = lab.spec.dir / "site"
         self.etc, self.state = top / "etc", top / "state"
+        # What a guest writes into the host's file system is not root's.
+        self.state_dir = lab.spec.disk_dir / "state" if lab.spec.kernel else self.state
         top.mkdir(mode=0o755)
         self.etc.mkdir(mode=0o755)
         self.state.mkdir(mode=0o755)
         self.settings()
         self.prefix = make_prefix(top / "prefix")
         self.install()
+        if lab.spec.kernel:
+            for node in lab.spec.compute_names:
+                lab.exec(node, ["mkdir", "-p", str(self.state_dir)], user=False, check=True)
         (self.state / "jobs").mkdir(exist_ok=True)
         (self.state / "jobs").chmod(0o1777)
 
@@ -86,7 +91,7 @@ class GateLab:
         hold: str = HOLD,
     ) -> None:
         """Write robust.toml: lines of [gate] and [breaker], and other tables."""
-        text = f'state_dir = "{state_dir or self.state}"\n' if state else ""
+        text = f'state_dir = "{state_dir or self.state_dir}"\n' if state else ""
         text += f'[gate]\nspool = "{spool or self.spool}"\n{gate}\n'
         text += f"[breaker]\n{hold}{breaker}\n{more}\n{END}\n"
         fresh = self.etc / "robust.toml.new"
@@ -199,7 +204,12 @@ class GateLab:
     def local(self, node: str, *kinds: str) -> list[Event]:
         """Return the events of these kinds in the node's own history."""
         path = self.node_spool(node) / events.FILE
-        found = events.parse(path.read_bytes()) if path.exists() else []
+        if self.lab.spec.kernel:  # its disk is of its own
+            argv = ["cat", str(self.spool / events.FILE)]
+            raw = self.lab.exec(node, argv, user=False).stdout.encode()
+        else:
+            raw = path.read_bytes() if path.exists() else b""
+        found = events.parse(raw)
         return [event for event in found if not kinds or event.kind in kinds]
 
     def shared(self, node: str, *kinds: str) -> list[Event]:
@@ -323,8 +333,12 @@ def gate_lab(
     standby: int = 0,
     slurm_conf: Mapping[str, str] | None = None,
     slurm: str = "",
+    kernel: bool = False,
 ) -> Iterator[GateLab]:
-    """Bring one up; ``slurm``: of this release, whichever the tests run on."""
+    """Bring one up; ``slurm``: of this release, whichever the tests run on.
+
+    ``kernel``: each node has one of its own, and state of its own, which ends with the node.
+    """
     from lab.host import check_host
 
     check_host()
@@ -344,8 +358,9 @@ def gate_lab(
         name=named.spec.name,
         nodes=nodes,
         standby=standby,
-        gpus=gpus,
-        scratch=True,
+        gpus=0 if kernel else gpus,
+        scratch=not kernel,
+        kernel=kernel,
         slurm_conf=conf,
         slurm=slurm,
     )

@@ -120,6 +120,10 @@ def fault(step: int) -> None:
         sys.exit(1)
     elif args.fault == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
+    elif args.fault == "hog":  # until the kernel ends it
+        held = []
+        while True:
+            held.append(b"x" * (8 << 20))
     elif args.fault == "asleep":  # until a test has seen it
         (args.dir / f"asleep-{robust_slurm.epoch()}").touch()
         time.sleep(3600)

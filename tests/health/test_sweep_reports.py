@@ -100,21 +100,21 @@ def test_only_a_file_system_that_is_silent_ends_the_search(
         site.environ(job=job, uid=uid)
         epilog([])
         site.report_node(job=job, uid=uid)
-    found, real = node_reports._found, os.scandir
+    found, real = node_reports._found, os.access
 
     def hangs(state_dir: str, node: str, reporting: Any, known: Any) -> Any:
         if reporting.uid == GONE + 1:
             threading.Event().wait()
         return found(state_dir, node, reporting, known)
 
-    def listing(path: Any) -> Any:
+    def access(path: Any, mode: int) -> bool:
         if str(path).endswith("/jobs") and not answers:
             threading.Event().wait()
-        return real(path)
+        return real(path, mode)
 
     monkeypatch.setattr(node_reports, "_found", hangs)
     monkeypatch.setattr(inquiry, "FIND_S", 0.3)
-    monkeypatch.setattr(os, "scandir", listing)
+    monkeypatch.setattr(os, "access", access)
     site.environ(job=0)
     main([])
     assert [e.data["job"] for e in site.events("accusation")] == ([7] if answers else [])

@@ -148,7 +148,8 @@ def _reply(_room: Room) -> Got:
     said = {"error": ESC, "notes": [ESC], "identity": ESC, "changes": [["create", ESC, ESC]]}
     transport = SimpleNamespace(close=lambda: None)
     client: Any = SimpleNamespace(get_transport=lambda: transport)
-    access: Any = SimpleNamespace(python=sys.executable)
+    prefix = SimpleNamespace(python=sys.executable, sites=(str(REPOSITORY),), library=())
+    access: Any = SimpleNamespace(prefix=prefix)
     hurt = []
     answers = {
         "a reply": (MARK + json.dumps(said), ""),

@@ -38,7 +38,7 @@ def killed(code: int, tail: str) -> bool:
 
 
 class EndReport:
-    """Reports each end once. The facts are read in a thread, so that the loop never waits."""
+    """Reports each end once. The loop reads one counter; a thread reads what may take time."""
 
     def __init__(self, loop: Loop, error_file: Path, emit: Callable[[Exited], None]) -> None:
         """``error_file``: where torch writes the rank's exception, unless the user said where."""
@@ -58,25 +58,30 @@ class EndReport:
         """Report an end, given its facts; ``tail``: of its output; ``code``: 0 needs none."""
         self.flush()
         facts, self._facts = self._facts, None
-        self._end = end
+        by_kill = killed(code, tail)
+        # Not in the thread: where memory was short, that one was seen not to answer within LIMIT.
+        kill = facts.oom_kill() if facts is not None and by_kill else NONE
+
+        def ended(found: tuple[str, ...]) -> Exited:
+            return end(kill + found)
 
         def tell(found: tuple[str, ...]) -> None:
-            if self._end is end:
+            if self._end is ended:
                 self._end = None
-                self._emit(end(found))
+                self._emit(ended(found))
 
+        self._end = ended
         if facts is None:
             tell(())
         elif code == 0:
             tell(())
             self._loop.run_in_thread(facts.close, lambda _none: None, None)
         else:
-            by_kill = killed(code, tail)
             self._loop.run_in_thread(lambda: facts.gather(tail, killed=by_kill), tell, NONE)
             self._loop.later(LIMIT, lambda: tell(()))
 
     def flush(self) -> None:
-        """Report an end that waits for its facts, without them."""
+        """Report an end that waits for the facts of the thread, without them."""
         end, self._end = self._end, None
         if end is not None:
             self._emit(end(()))

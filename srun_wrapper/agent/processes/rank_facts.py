@@ -36,7 +36,7 @@ _NAMED = re.compile(r"\bpid[ =:']{1,3}(\d+)", re.IGNORECASE)
 
 
 class RankFacts:
-    """Watches what a node records of one rank. Its methods may wait: call them in a thread."""
+    """Watches what a node records of one rank. ``begin``, ``gather`` and ``close`` may wait."""
 
     def __init__(
         self,
@@ -80,11 +80,11 @@ class RankFacts:
         """Return what was recorded since ``begin``, one line each, and close.
 
         ``tail``: of the rank's output. ``killed``: SIGKILL may have ended the rank. Only then do
-        OOM kills of other processes in the cgroup count: one hours ago is not why the rank ended.
+        the kernel's lines about OOM kills of other processes in the cgroup count.
         """
         with self._lock:
             kernel = self._kernel(time.monotonic(), self._cgroup if killed else "")
-            found = [self._oom() if killed else "", *kernel, *self._named(tail), self._error()]
+            found = [*kernel, *self._named(tail), self._error()]
         self.close()
         return tuple(one_line(text, TEXT) for text in found if text)
 
@@ -95,11 +95,17 @@ class RankFacts:
                 os.close(self._log)
                 self._log = -1
 
-    def _oom(self) -> str:
+    def oom_kill(self) -> tuple[str, ...]:
+        """Return the line that says how many OOM kills the cgroup had since ``begin``, or none.
+
+        It does not wait. Only of a rank that SIGKILL ended does the line say why: a kill of another
+        process of the cgroup hours ago is no reason for another end.
+        """
         now = _oom_kills(self._counter)
         if self._kills is None or now is None or now <= self._kills:
-            return ""
-        return f"cgroup {self._cgroup}: oom_kill events since the rank's start: {now - self._kills}"
+            return ()
+        text = f"oom_kill events since the rank's start: {now - self._kills}"
+        return (one_line(f"cgroup {self._cgroup}: {text}", TEXT),)
 
     def _kernel(self, now: float, cgroup: str) -> list[str]:
         if self._log < 0:

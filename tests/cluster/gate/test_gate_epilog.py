@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
 from gate_lab import FREE, GateLab, gate_lab
+from kernel_lab import need_kernels
 from waiting import until
 
 from lab.slurm import releases
@@ -78,6 +80,45 @@ def test_a_process_in_the_cgroup_of_a_jobs_sluid_is_ended() -> None:
         assert not running(site, "n1", "1011")
         (cleared,) = site.local("n1", "cleared")
         assert (cleared.data["job"], cleared.data["ended"]) == (job, 1)
+
+
+LEAVES_OWN = """#!/bin/sh
+setsid sh -c 'env -i setsid sleep {mark} & exit 0' </dev/null >/dev/null 2>&1
+cat /proc/self/cgroup > $HOME/{mark}.cgroup
+touch $HOME/{mark}.started
+while [ ! -e $HOME/{mark}.end ]; do sleep 0.05; done
+"""
+
+
+@pytest.mark.parametrize(("release", "job"), [("26.05", "s[0-9A-Z]{13}"), ("22.05", r"job_\d+")])
+def test_what_a_job_leaves_in_a_real_cgroup_is_ended_and_no_more(release: str, job: str) -> None:
+    """Neither environment nor parent tells whose a process is, and its user has another job there.
+
+    With proctrack/cgroup Slurm ends such processes itself. Here it keeps the cgroups of tasks, and
+    looks for the processes of a job elsewhere.
+    """
+    need_kernels(release)
+    conf = {"ProctrackType": "proctrack/linuxproc"}
+    with gate_lab(nodes=1, slurm=release, kernel=True, slurm_conf=conf) as site:
+        jobs = []
+        for mark in ("1021", "1022"):  # one after the other: the node has one core
+            jobs.append(site.submit("-wn1", "--mem=100", script=LEAVES_OWN.format(mark=mark)))
+            until((site.lab.shared / f"{mark}.started").exists, f"the process {mark}", 60)
+        left, goes_on = jobs
+        path = rf"0::/system\.slice/n1_slurmstepd\.scope/{job}/step_batch/user/task_0\n"
+        assert re.fullmatch(path, (site.lab.shared / "1021.cgroup").read_text())
+        (site.lab.shared / "1021.end").touch()
+        assert site.ended(left, 60)["JobState"] == "COMPLETED"
+        assert [running(site, "n1", mark) for mark in ("1021", "1022")] == [False, True]
+        site.sweep("n1")
+        assert running(site, "n1", "1022")
+        (site.lab.shared / "1022.end").touch()
+        assert site.ended(goes_on, 60)["JobState"] == "COMPLETED"
+        assert not running(site, "n1", "1022")
+        cleared = site.local("n1", "cleared")
+        assert [event.data["job"] for event in cleared] == jobs, cleared
+        assert all(event.data["ended"] for event in cleared), cleared
+        assert site.node("n1") == FREE
 
 
 def test_leftovers_are_cleared(site: GateLab) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 import pytest
-from jobs import Training, start
+from jobs import Training, prepared, start
+from kernel_lab import kernel_lab
 
 from lab import Cluster
 
@@ -66,3 +68,33 @@ def test_a_node_that_kills_ranks_whatever_they_are_leaves_the_third_time(lab: Cl
     assert [i["rung"] for i in found] == ["in-place", "exchange", "spare"], training.story()
     assert found[-1]["swaps"] == [["n2", "n4"]], training.story()
     assert list(training.accusations()) == ["n2"] and not training.withdrawals()
+
+
+# -- the kernel's own OOM killer
+
+
+@pytest.mark.parametrize(("release", "job"), [("26.05", "s[0-9A-Z]{13}"), ("22.05", r"job_\d+")])
+def test_a_rank_beyond_the_jobs_memory_is_known_at_once(release: str, job: str) -> None:
+    """Users may not read the kernel's log here, so the step's cgroup alone tells of the kill."""
+    with kernel_lab(release, nodes=2) as lab:
+        for node in lab.spec.compute_names:
+            argv = ["sysctl", "-q", "kernel.dmesg_restrict=1"]
+            lab.exec(node, argv, user=False, check=True)
+        training = prepared(lab, 2, steps=25)
+        line = training.line([], ["--fault", "hog", "--at", "13", "--epoch", "0"])
+        # A machine that is tested would be seen.
+        body = f"export ROBUST_STOP_TESTS=1\n{line}"
+        training.submit(body, ["-N2", "--ntasks-per-node=1", "--mem=250"])
+        assert training.wait_end(240.0) == 128 + signal.SIGKILL, training.story()
+        first, last = training.incidents()
+        path = rf"/system\.slice/n2_slurmstepd\.scope/{job}/step_0/user/task_\d"
+        for incident in (first, last):
+            assert (incident["rule"], incident["cause"]) == ("host-oom", "user"), training.story()
+            assert incident["suspects"] == incident["swaps"] == incident["tests"] == []
+            told = "\n".join(incident["evidence"])
+            assert re.search(rf"^cgroup {path}: oom_kill events .*: 1$", told, re.MULTILINE), told
+        assert (first["action"], last["action"]) == ("restart", "stop")
+        assert (first["rung"], last["rung"]) == ("in-place", "same-error")
+        assert not training.accusations()
+        assert not any("DRAIN" in flags or "DOWN" in flags for flags in lab.nodes().values())
+        assert training.says("stopped: .*used more memory.*--mem"), training.story()

@@ -10,6 +10,7 @@ import pytest
 from health import settings
 from health.active.judging.profiles import with_site
 from health.checks import ALL
+from health.settings_file import END
 
 
 def load(tmp_path: Path, text: str) -> settings.Settings:
@@ -17,7 +18,7 @@ def load(tmp_path: Path, text: str) -> settings.Settings:
         if "pytest" in above.name:  # writable by its owner alone, as root's file must be
             above.chmod(0o755)
     path = tmp_path / "robust.toml"
-    path.write_text(text)
+    path.write_text(f"{text}\n{END}\n")
     path.chmod(0o644)
     return settings.load(str(path), "n1", ALL)
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from health import settings
-from health.active.burn_in import aftermath, reservation, run
+from health.active.burn_in import aftermath, plan, reservation, run
 from health.active.burn_in.plan import by_gpus, full_s, job_argv, partition_of, planned
 from health.active.burn_in.reservation import refuse_busy, reserved
 from health.active.coordinator.procedure import WantedTests
@@ -268,7 +268,10 @@ def options(*words: str) -> argparse.Namespace:
         ),
     ],
 )
-def test_bad_input_starts_nothing(words: list[str], why: str) -> None:
+def test_bad_input_starts_nothing(
+    words: list[str], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "distrusted", lambda python, seconds: "")
     slurm = FakeSlurm(n1="IDLE")
     with pytest.raises(BadInput) as caught:
         planned(options(*words), settings.defaults(ALL), "quick", slurm.door())

@@ -71,7 +71,8 @@ def test_a_task_of_a_step() -> None:
     code = (
         "import os, sys\n"
         "from health.active.coordinator import start\n"
-        "start.WORKER = ('-c', 'import os; print(os.getresuid(), os.getgroups())')\n"
+        "code = 'import os; print(os.getresuid(), os.getgroups())'\n"
+        "start.words_for = lambda python, module: [python, '-c', code]\n"
         "sys.exit(start.main())\n"
     )
     env = os.environ | step | {account.VARIABLE: "nobody"}

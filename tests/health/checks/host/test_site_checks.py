@@ -18,6 +18,7 @@ from health.node.system import CommandOutput
 from health.run.live import LiveSystem
 from health.run.live import context as live_context
 from health.settings import load
+from health.settings_file import END
 from health.settings_merge import COMMAND, Commands, fit
 
 ARGV = ["/usr/local/sbin/check-home", "-q"]
@@ -114,7 +115,7 @@ def test_only_what_is_roots_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ran = tmp_path / "ran"
     program = script(tmp_path / "check", f"touch {ran}; exit 1")
     toml = tmp_path / "site.toml"
-    toml.write_text(f"[health.site.commands.own]\nargv = ['{program}']\n")
+    toml.write_text(f"[health.site.commands.own]\nargv = ['{program}']\n{END}\n")
     toml.chmod(0o644)
     found = load(str(toml), "n1", [family.CHECK])
     assert not found.problems
