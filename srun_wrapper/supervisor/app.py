@@ -329,8 +329,8 @@ class Supervisor:
         state, excused = self.state, self._excused
         launch = LaunchWatch(state, say, self._disturbed)
         tell = self.journal.located, self.journal.looked_closer
-        restartable = lambda: self.nodes.means.now().in_place  # noqa: E731
-        hang = HangWatch(state, excused, self.topology.mesh, *tell, restartable)
+        hindered = lambda: self.nodes.means.now().hindered  # noqa: E731
+        hang = HangWatch(state, excused, self.topology.mesh, *tell, hindered)
         slowness = self.nodes.slowness
         slow = SlowWatch(state, excused, slowness.found, slowness.eased)
         always = (
