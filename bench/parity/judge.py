@@ -12,7 +12,7 @@ SLOW = "slower: "
 _CHATTER = re.compile(
     r"robust-srun: |robust-task: |slurmstepd|"
     r"srun: (Job \d+ step creation temporarily|Step created|Force Terminated|Job step aborted)|"
-    r"srun: (forcing job termination|got SIG)|"
+    r"srun: (forcing job termination|got SIG|launch/slurm: _step_signal: Terminating)|"
     r"srun: error: .*: (Killed|Terminated|Aborted|Segmentation|Exited with exit code)|"
     r"srun: error: IO: Hey, you told me node \d+ was down!"
 )

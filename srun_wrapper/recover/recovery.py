@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -71,12 +72,14 @@ class Recovery:
         code: CodeUpdates,
         growth: Growth | None = None,
         apart: bool = True,
+        kill_on_bad: Callable[[], Awaitable[bool]],
         phase: Phase,
         journal: Journal,
         record: Callable[[Incident], None],
         start_epoch: Callable[[str], None],
     ) -> None:
-        """``apart``: the ranks' stderr goes elsewhere than ours; ``record``: account for an
+        """``apart``: the ranks' stderr goes elsewhere than ours; ``kill_on_bad``:
+        whether srun would end the other tasks when one ends badly; ``record``: account for an
         incident that is over; ``start_epoch``: given the reason."""
         self._state = state
         self._settling = settling
@@ -94,6 +97,7 @@ class Recovery:
         self._code = code
         self._growth = growth
         self._apart = apart
+        self._kill_on_bad = kill_on_bad
         self._phase = phase
         self._journal = journal
         self._record = record
@@ -361,7 +365,10 @@ class Recovery:
 
     async def _give_up(self, incident: Incident, plan: ladder.LadderPlan) -> RecoveryEnd:
         root = incident.diagnosis.root
-        own = self._state.world.exit_code()  # of those that have ended by themselves
+        world = self._state.world
+        own = world.exit_code()  # of those that have ended by themselves
+        if own and not world.all_exited() and await self._kill_on_bad():
+            own = max(own, 128 + signal.SIGTERM)  # srun's code is also of those that it ends
         self._release.evict(incident.diagnosis.proven, incident)  # for the next job on these nodes
         self._reports.report_silent()
         await self._stopping.end_world(incident)

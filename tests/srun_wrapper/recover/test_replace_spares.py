@@ -211,6 +211,7 @@ def made_recovery(scene: Scene, localization: Any = None) -> recovery.Recovery:
         recovery.Restoration(restoration, restoration, restoration),
         cast(Any, None),
         code=cast(Any, SimpleNamespace(other=lambda: False, waits=lambda: False)),
+        kill_on_bad=ended,
         phase=Phase(),
         journal=scene.journal,
         record=lambda _incident: None,
