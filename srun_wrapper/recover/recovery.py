@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from robust_slurm.slurm.values import fold
 from srun_wrapper.checkpoints import flushing
 from srun_wrapper.checkpoints.certificates import Certificates, spoils
 from srun_wrapper.checkpoints.flushing import Flushing
@@ -18,6 +19,7 @@ from srun_wrapper.decide.crash import LINE_SHOWN
 from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.decide.diagnosis import NEWCOMER, without_returned
 from srun_wrapper.decide.failure import Failure, how_ended, last_error
+from srun_wrapper.decide.flaps import NO_REBOOT
 from srun_wrapper.decide.incident import RECOVERED, Incident, ordered
 from srun_wrapper.job.reporting import job_log
 from srun_wrapper.job.reporting.journal import Journal
@@ -27,6 +29,7 @@ from srun_wrapper.job.state import JobState
 from srun_wrapper.orders.stopping import Stopping
 from srun_wrapper.protocol.messages import Stop
 from srun_wrapper.recover.code_updates import CodeUpdates
+from srun_wrapper.recover.flaps import may_return
 from srun_wrapper.recover.independent import count_as_killed
 from srun_wrapper.recover.localization import FaultLocalization
 from srun_wrapper.recover.nodes import NodeParts
@@ -297,6 +300,8 @@ class Recovery:
             diagnosis = without_returned(incident.diagnosis, state.vacant())
             diagnosis = incident.diagnosis = ladder.with_suspects(diagnosis, budget.nodes)
             plan = incident.plan = ladder.plan(diagnosis, state.vacant(), budget, means)
+            if plan.action in ("stop", "requeue") and await self._answers_again():
+                continue
             incident.mark("decide")
             job_log.decided(incident)
             self._journal.news(f"{'; '.join(diagnosis.evidence)} -> {plan.action} ({plan.why})")
@@ -328,6 +333,19 @@ class Recovery:
             means = self._means.now(standby_nodes=0)
             if plan.action == "swap_spare":
                 means = replace(means, spares=0)  # those that are left have too few slots
+
+    async def _answers_again(self) -> bool:
+        """Wait for lost nodes that may only be cut off, before the job gives up its nodes.
+
+        A requeue takes minutes. True: one of them answers.
+        """
+        state, before = self._state, self._state.vacant()
+        seconds = may_return(state.world.places, time.monotonic(), NO_REBOOT)
+        if not seconds:
+            return False
+        say(f"{fold(before)} may only be cut off: waiting up to {seconds:.0f} s for an answer")
+        await state.until(lambda: state.signalled > 0 or state.vacant() != before, seconds)
+        return not state.signalled and state.vacant() != before
 
     async def _stop_and_fill(self, incident: Incident, plan: ladder.LadderPlan) -> bool:
         """End the ranks and put a node in every place. False: not possible, or a new failure."""

@@ -66,6 +66,19 @@ def test_a_lost_node_that_answers_before_it_is_replaced_is_taken_back(new_lab: L
     training.only_incident(symptom="node_lost", cause="transient", action="restart", swaps=[])
 
 
+def test_a_job_that_nothing_could_replace_waits_before_it_is_requeued(new_lab: LabFactory) -> None:
+    """Its requeue would cost minutes, and srun outlives such an outage."""
+    lab = new_lab(nodes=2, standby=0)
+    training = start(lab, 2, steps=200)
+    training.wait_step(8)
+    lab.partition("n2")
+    training.wait_says("^robust-srun: n2 may only be cut off: waiting up to [789] s for an answer$")
+    lab.ask("heal", node="n2")
+    undisturbed(training)
+    training.only_incident(symptom="node_lost", cause="transient", action="restart", swaps=[])
+    assert lab.job(training.job)["Restarts"] == "0"
+
+
 def test_the_report_against_a_node_that_was_cut_off_for_moments_is_withdrawn(
     new_lab: LabFactory,
 ) -> None:
