@@ -344,8 +344,9 @@ class Recovery:
         if not seconds:
             return False
         say(f"{fold(before)} may only be cut off: waiting up to {seconds:.0f} s for an answer")
-        await state.until(lambda: state.signalled > 0 or state.vacant() != before, seconds)
-        return not state.signalled and state.vacant() != before
+        back = lambda: not set(before) <= set(state.vacant())  # noqa: E731
+        await state.until(lambda: back() or state.signalled > 0 or bool(state.failures), seconds)
+        return back() and not state.signalled
 
     async def _stop_and_fill(self, incident: Incident, plan: ladder.LadderPlan) -> bool:
         """End the ranks and put a node in every place. False: not possible, or a new failure."""
