@@ -344,7 +344,10 @@ class Recovery:
         if not seconds:
             return False
         say(f"{fold(before)} may only be cut off: waiting up to {seconds:.0f} s for an answer")
-        back = lambda: not set(before) <= set(state.vacant())  # noqa: E731
+
+        def back() -> bool:
+            return not set(before) <= set(state.vacant())
+
         await state.until(lambda: back() or state.signalled > 0 or bool(state.failures), seconds)
         return back() and not state.signalled
 

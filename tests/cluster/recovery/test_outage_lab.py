@@ -78,7 +78,7 @@ def test_a_lost_node_that_answers_before_it_is_replaced_is_taken_back(new_lab: L
 
 
 def test_a_job_that_nothing_could_replace_waits_before_it_is_requeued(new_lab: LabFactory) -> None:
-    """Its requeue would cost minutes, and srun outlives such an outage."""
+    """A requeue would cost minutes, and srun outlives such an outage."""
     lab = new_lab(nodes=2, standby=0)
     training = start(lab, 2, steps=200)
     training.wait_step(8)
