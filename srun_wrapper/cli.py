@@ -182,7 +182,8 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
     source = feed(request.input, os.isatty(0))
     if source is StdinFeed.FILE:
         standby_output += (f"--input={request.input}",)
-    launch = Launch(command, plan, options, kept, standby_output, ranks, source, observed, carried)
+    streams, bad = (kept, standby_output, ranks, source), request.kill_on_bad_exit
+    launch = Launch(command, plan, options, *streams, observed, carried, bad)
     attempts = Attempts()
     while True:
         code = asyncio.run(supervise(config, launch, catalogue, deployment, attempts))

@@ -12,7 +12,7 @@ SLOW = "slower: "
 _CHATTER = re.compile(
     r"robust-srun: |robust-task: |slurmstepd|"
     r"srun: (Job \d+ step creation temporarily|Step created|Force Terminated|Job step aborted)|"
-    r"srun: (forcing job termination|got SIG)|"
+    r"srun: (forcing job termination|got SIG|launch/slurm: _step_signal: Terminating)|"
     r"srun: error: .*: (Killed|Terminated|Aborted|Segmentation|Exited with exit code)|"
     r"srun: error: IO: Hey, you told me node \d+ was down!"
 )
@@ -69,7 +69,11 @@ def worse(
     restarts: bool = False,
     refusal: str = "",
 ) -> list[str]:
-    """Return what is worse under robust-srun; nothing: it is as good."""
+    """Return what is worse under robust-srun; nothing: it is as good.
+
+    ``restarts``: ranks may be started again, so the number of starts does not count. The nodes on
+    which the ranks are in the end do, and so does the time of a program that ends well.
+    """
     if refusal and refused(robust, refusal):
         return []
     found = []
@@ -81,7 +85,8 @@ def worse(
     if robust.scripts != srun.scripts:
         found.append(f"the script began {robust.scripts} times instead of {srun.scripts}")
     if restarts:
-        pass
+        if (last := _last_nodes(robust)) != (wanted := _last_nodes(srun)):
+            found.append(f"ranks in the end on nodes {_set(last)} instead of {_set(wanted)}")
     elif len(robust.starts) > len(srun.starts):
         found.append(f"{len(robust.starts)} starts of ranks instead of {len(srun.starts)}")
     elif sorted(robust.starts) != sorted(srun.starts):
@@ -91,7 +96,8 @@ def worse(
         found.append(f"standard output: {_first(srun.out, robust.out)}")
     if err and robust.err != srun.err:
         found.append(f"standard error: {_first(srun.err, robust.err)}")
-    if robust.seconds > srun.seconds * (1 + SLOWER) + SLACK and not restarts:
+    timed = not (restarts and srun.code)
+    if timed and robust.seconds > srun.seconds * (1 + SLOWER) + SLACK:
         found.append(f"{SLOW}{robust.seconds:.0f} s instead of {srun.seconds:.0f} s")
     return found
 
@@ -108,6 +114,15 @@ def leftovers(srun: Remains, robust: Remains) -> list[str]:
         if each in left:
             left.remove(each)
     return left
+
+
+def _last_nodes(run: Remains) -> set[str]:
+    """Return the places of the nodes on which the ranks were started last."""
+    return set(dict(run.starts).values())
+
+
+def _set(places: set[str]) -> str:
+    return " ".join(sorted(places)) or "none"
 
 
 def _places(run: Remains) -> str:

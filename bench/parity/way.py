@@ -85,8 +85,9 @@ class Way:
     refusal: str = ""
     """An option that robust-srun may refuse instead, in a line that names it, within 5 s."""
     restarts: bool = False
-    """The program fails in its midst: to start it again is what robust-srun is for, so starts and
-    time are not compared."""
+    """The program fails in its midst, or a node is away: to start it again is what robust-srun is
+    for, so the number of starts is not compared, but the nodes of the last starts are, and the time
+    where it ends with 0."""
     ignore: tuple[str, ...] = ()
     """Patterns of files that differ from run to run."""
     long: bool = False

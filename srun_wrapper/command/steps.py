@@ -71,6 +71,8 @@ class Launch:
     """Observe mode: the settings that a recovery would have; None: recover."""
     carried: CarriedPython | None = None
     """Our Python in the image in which srun starts the tasks; None: no image, or it has its own."""
+    kill_on_bad: int | None = None
+    """The user's --kill-on-bad-exit; None: KillOnBadExit of slurm.conf counts."""
 
     @property
     def stderr_apart(self) -> bool:

@@ -104,9 +104,10 @@ class Means:
     again: bool = False  # ranks were started before in this job step
 
     @property
-    def in_place(self) -> bool:
-        """True if the ranks can be started again in the job's step."""
-        return not self.never and not self.world
+    def hindered(self) -> str:
+        """The reason for which the ranks cannot be started again in the job's step; "": they
+        can."""
+        return self.never or self.one_world("")
 
     def one_world(self, tail: str) -> str:
         """Return why ranks that ended so cannot be started again in the step; "": they can.

@@ -75,12 +75,13 @@ class HangWatch:
         mesh: Callable[[], Mapping[str, int]] = dict,
         tell: Tell = lambda _located, _lines, _silent: None,
         tell_closer: TellCloser = lambda _lines, _news: None,
-        restartable: Callable[[], bool] = lambda: True,
+        hindered: Callable[[], str] = lambda: "",
     ) -> None:
         """``excused``: whether the ranks wait for a file system that does not answer; ``mesh``: the
-        job's parallel dimensions, as far as they are known; ``restartable``: whether the ranks can
-        be started again in this step: else a hang would be the end of the job."""
-        self._restartable = restartable
+        job's parallel dimensions, as far as they are known; ``hindered``: the reason for
+        which the ranks cannot be started again in this step, so that a hang would be the end of the
+        job; "": they can."""
+        self._hindered = hindered
         self._state = state
         self._config = state.config
         self._pace = state.pace
@@ -106,6 +107,7 @@ class HangWatch:
         self._times = 0  # hangs in a row at that place
         self._was_stopped = False  # a rank was stopped in the last of them
         self._told_again: tuple[float, float] | None = None
+        self._told_left: tuple[float, float] | None = None  # the hang that was left alone
 
     def look(self, now: float) -> None:
         """Start an inspection when one is due."""
@@ -252,10 +254,24 @@ class HangWatch:
             self._tell_again()
         stopped = all(samples[r].state == "T" for r in verdict.ranks) and verdict.ranks
         known = self._beating() or stopped or pace.phase
-        if verdict.hung and known and state.config.max_restarts > 0 and self._restartable():
+        hindered = "max_restarts is 0" if state.config.max_restarts <= 0 else self._hindered()
+        if verdict.hung and known and not hindered:
             self._hung(verdict.why, verdict.ranks, ranks, replies, ending)
-        elif state.config.verbose:
+            return
+        if known and (verdict.hung or (beyond and not ending)):
+            self._waits(verdict, hindered, replies, now)
+        if state.config.verbose:
             state.on_news(f"no step for {pace.silent(now):.1f} s: {verdict.why}")
+
+    def _waits(self, verdict: HangVerdict, hindered: str, replies: Replies, now: float) -> None:
+        """Note for robust-status what the ranks wait for; print a hang that is left alone."""
+        state, silent = self._state, self._pace.silent(now)
+        located, lines, _ = self._try_to_locate(replies)
+        why = f"{verdict.why}; nothing is done: {hindered}" if verdict.hung else verdict.why
+        state.waits = (self._pace.last, "; ".join((f"no step for {silent:.0f} s: {why}", *lines)))
+        if verdict.hung and self._told_left != (since := self._since()):
+            self._told_left = since
+            self._tell(located, (why, *lines), silent)
 
     def _judge(
         self,

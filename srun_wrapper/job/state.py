@@ -60,6 +60,7 @@ class JobState:
         self.changed = Changes()
         self.bus = Bus(self.nodes, self.changed)
         self.phases: dict[int, tuple[str, float]] = {}
+        self.waits = (0.0, "")  # time of the last step, and what the ranks have waited for since
         self.signalled = 0  # the signal that ends the step, once it is being ended
         self.awaited: set[int] = set()  # requests for standby nodes that may still be met
         # other signals that the ranks were sent on purpose, and when each was last

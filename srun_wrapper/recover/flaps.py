@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from robust_slurm.slurm.values import fold
 from srun_wrapper.decide.flaps import NO_REBOOT, WINDOW, Flap
@@ -15,6 +16,16 @@ from srun_wrapper.start_task import start_task
 
 LOOK = 0.5  # s between two looks
 ANSWER = 0.75  # s for a kernel to answer
+
+
+def may_return(nodes: Iterable[Node], now: float, most: float) -> float:
+    """Return for how many seconds more one of the lost nodes may be taken for only cut off.
+
+    ``most``: s since its last word. A node whose kernel answers is not cut off.
+    """
+    lost = (node for node in nodes if node.gone and node.silent_as is not None)
+    cut_off = (n.last_word for n in lost if n.silence is None or n.silence.kind == "unreachable")
+    return max(0.0, max(cut_off, default=-math.inf) + most - now)
 
 
 class Flaps:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from robust_slurm.slurm.values import fold
 from srun_wrapper.checkpoints import flushing
 from srun_wrapper.checkpoints.certificates import Certificates, spoils
 from srun_wrapper.checkpoints.flushing import Flushing
@@ -17,6 +19,7 @@ from srun_wrapper.decide.crash import LINE_SHOWN
 from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.decide.diagnosis import NEWCOMER, without_returned
 from srun_wrapper.decide.failure import Failure, how_ended, last_error
+from srun_wrapper.decide.flaps import NO_REBOOT
 from srun_wrapper.decide.incident import RECOVERED, Incident, ordered
 from srun_wrapper.job.reporting import job_log
 from srun_wrapper.job.reporting.journal import Journal
@@ -26,6 +29,7 @@ from srun_wrapper.job.state import JobState
 from srun_wrapper.orders.stopping import Stopping
 from srun_wrapper.protocol.messages import Stop
 from srun_wrapper.recover.code_updates import CodeUpdates
+from srun_wrapper.recover.flaps import may_return
 from srun_wrapper.recover.independent import count_as_killed
 from srun_wrapper.recover.localization import FaultLocalization
 from srun_wrapper.recover.nodes import NodeParts
@@ -71,12 +75,14 @@ class Recovery:
         code: CodeUpdates,
         growth: Growth | None = None,
         apart: bool = True,
+        kill_on_bad: Callable[[], Awaitable[bool]],
         phase: Phase,
         journal: Journal,
         record: Callable[[Incident], None],
         start_epoch: Callable[[str], None],
     ) -> None:
-        """``apart``: the ranks' stderr goes elsewhere than ours; ``record``: account for an
+        """``apart``: the ranks' stderr goes elsewhere than ours; ``kill_on_bad``:
+        whether srun would end the other tasks when one ends badly; ``record``: account for an
         incident that is over; ``start_epoch``: given the reason."""
         self._state = state
         self._settling = settling
@@ -94,6 +100,7 @@ class Recovery:
         self._code = code
         self._growth = growth
         self._apart = apart
+        self._kill_on_bad = kill_on_bad
         self._phase = phase
         self._journal = journal
         self._record = record
@@ -293,6 +300,8 @@ class Recovery:
             diagnosis = without_returned(incident.diagnosis, state.vacant())
             diagnosis = incident.diagnosis = ladder.with_suspects(diagnosis, budget.nodes)
             plan = incident.plan = ladder.plan(diagnosis, state.vacant(), budget, means)
+            if plan.action in ("stop", "requeue") and await self._answers_again():
+                continue
             incident.mark("decide")
             job_log.decided(incident)
             self._journal.news(f"{'; '.join(diagnosis.evidence)} -> {plan.action} ({plan.why})")
@@ -324,6 +333,23 @@ class Recovery:
             means = self._means.now(standby_nodes=0)
             if plan.action == "swap_spare":
                 means = replace(means, spares=0)  # those that are left have too few slots
+
+    async def _answers_again(self) -> bool:
+        """Wait for lost nodes that may only be cut off, before the job gives up its nodes.
+
+        A requeue takes minutes. True: one of them answers.
+        """
+        state, before = self._state, self._state.vacant()
+        seconds = may_return(state.world.places, time.monotonic(), NO_REBOOT)
+        if not seconds:
+            return False
+        say(f"{fold(before)} may only be cut off: waiting up to {seconds:.0f} s for an answer")
+
+        def back() -> bool:
+            return not set(before) <= set(state.vacant())
+
+        await state.until(lambda: back() or state.signalled > 0 or bool(state.failures), seconds)
+        return back() and not state.signalled
 
     async def _stop_and_fill(self, incident: Incident, plan: ladder.LadderPlan) -> bool:
         """End the ranks and put a node in every place. False: not possible, or a new failure."""
@@ -361,7 +387,10 @@ class Recovery:
 
     async def _give_up(self, incident: Incident, plan: ladder.LadderPlan) -> RecoveryEnd:
         root = incident.diagnosis.root
-        own = self._state.world.exit_code()  # of those that have ended by themselves
+        world = self._state.world
+        own = world.exit_code()  # of those that have ended by themselves
+        if own and not world.all_exited() and await self._kill_on_bad():
+            own = max(own, 128 + signal.SIGTERM)  # srun's code is also of those that it ends
         self._release.evict(incident.diagnosis.proven, incident)  # for the next job on these nodes
         self._reports.report_silent()
         await self._stopping.end_world(incident)

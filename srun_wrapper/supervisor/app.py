@@ -6,13 +6,14 @@ import asyncio
 import os
 import secrets
 import time
+from contextlib import suppress
 from math import inf
 
 from robust_slurm.config import Config
-from robust_slurm.slurm import Slurm
+from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.state_dir.ledger import JobLedger
 from robust_slurm.text import counted
-from srun_wrapper.checkpoints.flushing import Flushing
+from srun_wrapper.checkpoints.flushing import ASK, Flushing
 from srun_wrapper.checkpoints.registry import Checkpoints
 from srun_wrapper.checkpoints.restoring import Restoring
 from srun_wrapper.checkpoints.stores import Stores
@@ -50,6 +51,7 @@ from srun_wrapper.recover.settling import Settling
 from srun_wrapper.recover.standby.request import Requester
 from srun_wrapper.replay.replaying import Replay
 from srun_wrapper.replay.small_worlds import SmallWorlds
+from srun_wrapper.run_in_thread import run_in_thread
 from srun_wrapper.signatures.catalogue import Catalogue
 from srun_wrapper.start_task import start_task
 from srun_wrapper.supervisor.epoch import Begun, Epochs
@@ -204,6 +206,7 @@ class Supervisor:
             code=self.code,
             growth=self.growth,
             apart=self.launch.stderr_apart,
+            kill_on_bad=self._kill_on_bad,
             phase=self._phase,
             journal=self.journal,
             record=self.records.incident,
@@ -215,6 +218,14 @@ class Supervisor:
         observes = self.launch.observed
         self._life: Life | Observing = Observing(*watch) if observes else Life(*whole)
         return nodes
+
+    async def _kill_on_bad(self) -> bool:
+        """Return whether srun would end the other tasks when one ends badly."""
+        given = self.launch.kill_on_bad
+        if given is None:
+            with suppress(SlurmError, TimeoutError):
+                given = int((await run_in_thread(self.slurm.config, ASK))["KillOnBadExit"] == "1")
+        return bool(given)
 
     def _interrupted(self) -> bool:
         """True if a failure waits for its recovery, or the step is being ended."""
@@ -302,8 +313,8 @@ class Supervisor:
         state, excused = self.state, self._excused
         launch = LaunchWatch(state, say, self._disturbed)
         tell = self.journal.located, self.journal.looked_closer
-        restartable = lambda: self.nodes.means.now().in_place  # noqa: E731
-        hang = HangWatch(state, excused, self.topology.mesh, *tell, restartable)
+        hindered = lambda: self.nodes.means.now().hindered  # noqa: E731
+        hang = HangWatch(state, excused, self.topology.mesh, *tell, hindered)
         slowness = self.nodes.slowness
         slow = SlowWatch(state, excused, slowness.found, slowness.eased)
         always = (

@@ -77,6 +77,7 @@ class Allocation:
 _CHATTER = re.compile(
     rb"robust-srun: |robust-task: |slurmstepd|"
     rb"srun: (Job \d+ step creation temporarily|Step created|Force Terminated|Job step aborted)|"
+    rb"srun: launch/slurm: _step_signal: Terminating|"
     rb"srun: error: .*: (Killed|Terminated|Aborted|Segmentation|Exited with exit code)|"
     rb"srun: error: IO: Hey, you told me node \d+ was down!"
 )

@@ -38,7 +38,7 @@ SLURM = [
     _event("user_signal", "slurm", "scancel sends USR1, which the program handles", to.signalled("USR1"), program="python {programs}/saver.py 400", seconds=22),
     _event("usr2_batch", "slurm", "scancel sends USR2, which the program handles, while it waits 30 s", to.signalled("USR2"), program="python {programs}/saver.py 100 30", seconds=45),
     _event("outage_half_second", "slurm", "the link of a node is down for 0.5 s", to.outage(0.5)),
-    _event("outage_2", "slurm", "the link of a node is down for 2 s", to.outage(2.0)),
+    _event("outage_2", "slurm", "the link of a node is down for 2 s: it is lost after 1.2 s, and its ranks are started again", to.outage(2.0), restarts=True),
     _event("slow_link", "slurm", "a link delays by 50 ms and drops frames for 10 s", to.slow_link(10), seconds=90),
 ]  # fmt: skip
 TOGETHER = [

@@ -8,6 +8,9 @@ from bench.parity.way import TOY, Way
 QUICK = f"{TOY} --steps 30"
 SHELL = "bash {programs}/plain.sh"
 FAIL = "bash -c 'bash {programs}/plain.sh 1 %s'"
+RANK_0_FAILS = (
+    "bash -c 'bash {programs}/plain.sh $((3 + SLURM_PROCID * 8)) $((5 - SLURM_PROCID * 5))'"
+)
 
 
 def _option(name: str, tells: str, options: str = "", **more: object) -> Way:
@@ -102,6 +105,12 @@ ENDS = [
     _end("no_checkpoint", "a checkpoint that is not there", 1, "python -c 'open(\"ckpt.pt\")'", kind="F"),
     _end("no_launch_option", "an option that srun does not know", 255, QUICK, options="--nonsense", kind="F", err=False),
     _end("no_such_node", "a node that is not there", 1, QUICK, options="-w nowhere", kind="F", err=False),
+    _end("keep_on_bad_exit_all", "all ranks end with 3 after 2 s, --kill-on-bad-exit=0", 3, f"{SHELL} 2 3", options="--kill-on-bad-exit=0", kind="F"),
+    _end("kill_on_bad_exit_all", "the only rank ends with 3 after 2 s, --kill-on-bad-exit=1", 3, f"{SHELL} 2 3", options="-N1 -n1 --kill-on-bad-exit=1", kind="F"),
+    _end("keep_on_bad_exit_one", "rank 0 ends with 5 after 3 s, rank 1 with 0 after 11 s, --kill-on-bad-exit=0; it may be started again", 5, RANK_0_FAILS, options="--kill-on-bad-exit=0", kind="F", seconds=13, restarts=True, out=False, err=False),
+    _end("kill_on_bad_exit_one", "rank 0 ends with 5 after 3 s, so rank 1 is ended, --kill-on-bad-exit=1; it may be started again", 143, RANK_0_FAILS, options="--kill-on-bad-exit=1", kind="F", restarts=True, out=False, err=False),
+    _end("keep_on_bad_exit_file", "python nosuch.py, --kill-on-bad-exit=0", 2, "python nosuch.py", options="--kill-on-bad-exit=0", kind="F", err=False),
+    _end("kill_on_bad_exit_file", "python nosuch.py by one task, --kill-on-bad-exit=1", 2, "python nosuch.py", options="-N1 -n1 --kill-on-bad-exit=1", kind="F", err=False),
     _end("true", "a program that does nothing", 0, "true"),
     _end("early_stop", "the program stops before its planned end, with 0", 0, f"{TOY} --steps 5"),
     _end("last_rank_fails_alone", "independent tasks, of which one ends with 4; it may be started again", 4, "bash -c 'bash {programs}/plain.sh $((SLURM_PROCID * 2)) $((SLURM_PROCID * 4))'", restarts=True, out=False, err=False),

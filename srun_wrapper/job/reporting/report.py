@@ -207,15 +207,20 @@ def roster(
         "estimated": account.estimated(now),
         "unproductive_s": None if lost is None else round(lost, 3),
         "ettr": None if lost is None else ettr(now - account.started, lost),
-        "note": _note(state.world.resized),
+        "note": _note(state, phase),
         "code": state.code.version if state.code is not None else "",
         "checkpoint": checkpoint,
         "data": state.data.record(state.world, state.phases.values(), now),
     }
 
 
-def _note(resized: tuple[int, int] | None) -> str:
-    return "trains with {1} of its {0} ranks".format(*resized) if resized else ""
+def _note(state: JobState, phase: str) -> str:
+    """Return what is unusual about the step now: its size, and a wait beyond the limit."""
+    resized, (since, waits) = state.world.resized, state.waits
+    notes = ["trains with {1} of its {0} ranks".format(*resized)] if resized else []
+    if waits and since == state.pace.last and phase == "running":
+        notes.append(waits)
+    return "; ".join(notes)
 
 
 def _user() -> str:

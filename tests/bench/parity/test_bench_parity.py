@@ -65,6 +65,23 @@ def test_what_a_way_need_not_compare() -> None:
     assert len(worse(failed, again)) == 2
 
 
+@pytest.mark.parametrize(
+    ("change", "points"),
+    [
+        ({"starts": AGAIN}, []),
+        ({"starts": (*GOOD.starts, (1, "0"), (0, "1"))}, []),
+        ({"starts": (*GOOD.starts, (1, "s1"))}, ["ranks in the end on nodes 0 s1 instead of 0 1"]),
+        ({"starts": (*GOOD.starts, (1, "0"))}, ["ranks in the end on nodes 0 instead of 0 1"]),
+        ({"starts": ()}, ["ranks in the end on nodes none instead of 0 1"]),
+        ({"seconds": 38.0}, []),
+        ({"seconds": 38.1}, ["slower: 38 s instead of 30 s"]),
+    ],
+    ids=str,
+)
+def test_where_ranks_may_be_started_again(change: dict[str, Any], points: list[str]) -> None:
+    assert worse(GOOD, replace(GOOD, **change), restarts=True) == points
+
+
 def test_an_option_may_be_refused_at_once_and_in_one_line() -> None:
     no = Remains(code=2, said=("robust-srun: --bcast is not supported",), seconds=0.5)
     assert refused(no, "--bcast")

@@ -142,3 +142,36 @@ def test_a_killed_rank_that_a_debugger_holds_costs_no_node(new_lab: LabFactory) 
 def silent_for(training: Training) -> float:
     """Return the seconds since the output's last line."""
     return time.time() - (training.dir / "out").stat().st_mtime
+
+
+READS = "head -c 20000000 /dev/zero | {} bash -c 'cat > /dev/null; exec {}'"  # more than is kept
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [("--mpi=pmi2", "--mpi=pmi2: an MPI world cannot be"), ("", "stdin that a rank has read is")],
+    ids=["an MPI world", "input that is used up"],
+)
+def test_ranks_that_cannot_be_started_again_wait_as_under_srun(
+    lab: Cluster, option: str, why: str
+) -> None:
+    """The wait is longer than the limit for hangs: it is printed, and robust-status shows it."""
+    training = prepared(lab, 2)
+    toy = "--fault pause --seconds 14 --at 25"
+    line = training.line([*QUICK_HANG.split(), *option.split()], toy.split())
+    launcher, _, program = line.partition(" python ")
+    body = line if option else READS.format(launcher, f"python {program}")
+    training.submit(body, ["-N2", "--ntasks-per-node=1"])
+    left = rf"no step for [\d.]+ s: no rank did anything for \d+ s; nothing is done: {why}"
+    training.wait_says(f"^robust-srun: {left}")
+    shown = ["robust-status", "--state-dir", str(training.state), str(training.job)]
+    training.until(lambda: re.search(left, unwrapped(lab, shown)), "the wait in robust-status", 15)
+    training.check_done()
+    assert len(re.findall(left, training.out())) == 1
+    assert not training.incidents() and training.rosters()[-1]["epoch"] == 1
+    assert "no step for" not in unwrapped(lab, shown)
+
+
+def unwrapped(lab: Cluster, command: list[str]) -> str:
+    """Return the output of a command as one line."""
+    return " ".join(lab.exec("head", command).stdout.split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from conftest import LabFactory
 from jobs import Training, check_incident, start
 from waiting import until
@@ -36,6 +37,16 @@ def test_a_short_outage_of_the_batch_host_costs_nobody(new_lab: LabFactory) -> N
     undisturbed(training)
 
 
+@pytest.mark.parametrize("spares", [0, 1], ids=["standby node", "spare"])
+def test_an_outage_of_a_node_for_2_s_does_not_cost_it(new_lab: LabFactory, spares: int) -> None:
+    """Another node is ready to take its ranks, but the link is up again before it does."""
+    lab = new_lab(nodes=3)
+    training = start(lab, 2, spares=spares, steps=200)
+    training.wait_step(8)
+    outage(lab, ["n2"], 1.6)
+    undisturbed(training)
+
+
 def test_nodes_that_stay_unreachable_are_replaced_without_a_report(new_lab: LabFactory) -> None:
     lab = new_lab(nodes=4, standby=0)
     training = start(lab, 4, robust="--robust-outage-wait=3", steps=3000)
@@ -64,6 +75,19 @@ def test_a_lost_node_that_answers_before_it_is_replaced_is_taken_back(new_lab: L
     lab.ask("heal", node="n2")
     undisturbed(training)
     training.only_incident(symptom="node_lost", cause="transient", action="restart", swaps=[])
+
+
+def test_a_job_that_nothing_could_replace_waits_before_it_is_requeued(new_lab: LabFactory) -> None:
+    """A requeue would cost minutes, and srun outlives such an outage."""
+    lab = new_lab(nodes=2, standby=0)
+    training = start(lab, 2, steps=200)
+    training.wait_step(8)
+    lab.partition("n2")
+    training.wait_says("^robust-srun: n2 may only be cut off: waiting up to [789] s for an answer$")
+    lab.ask("heal", node="n2")
+    undisturbed(training)
+    training.only_incident(symptom="node_lost", cause="transient", action="restart", swaps=[])
+    assert lab.job(training.job)["Restarts"] == "0"
 
 
 def test_the_report_against_a_node_that_was_cut_off_for_moments_is_withdrawn(

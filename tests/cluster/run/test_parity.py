@@ -47,6 +47,11 @@ WHO = "echo out $SLURM_PROCID of $SLURM_NTASKS on $(hostname); echo err $SLURM_P
 LINES = "for i in 1 2 3; do echo $SLURM_PROCID line $i; done; printf 'no end'"
 ONCE = {"ROBUST_MAX_RESTARTS": "0"}
 FAIL = "[ $SLURM_PROCID = {0} ] && {1}; exit 0"
+# One task fails while the others run, once all have begun.
+HAVE_BEGUN = (
+    "touch b$SLURM_PROCID; until [ -e b0 ] && [ -e b1 ] && [ -e b2 ]; do sleep .1; done; "
+    "[ $SLURM_PROCID = 1 ] && {0}; sleep 4"
+)
 # Each writes once, also those that run when task 1 fails, and none is told of a world of ranks.
 ALONE = (
     "echo start; env | grep -E '^((LOCAL_|NODE_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_[A-Z]*)='; "
@@ -98,6 +103,11 @@ CASES = {
     "segmentation fault": Case("-n1", "ulimit -c 0; kill -SEGV $$", 139, ONCE),
     "one of three aborted": Case(
         "-n3", "ulimit -c 0; " + FAIL.format(2, "kill -ABRT $$"), 134, ONCE
+    ),
+    "others end with one": Case("-n3 -K", HAVE_BEGUN.format("exit 3"), 143, ONCE),
+    "others stay with one": Case("-n3 -K0", HAVE_BEGUN.format("exit 3"), 3, ONCE),
+    "others end with one by environment": Case(
+        "-n3", HAVE_BEGUN.format("exit 3"), 143, ONCE | {"SLURM_KILL_BAD_EXIT": "1"}
     ),
     "independent tasks": Case("-n4", ALONE, 3, {"ROBUST_RANK_ENV": "no"}),
     "export none": Case("-n2 --export=NONE", "echo ${FOO-unset} $SLURM_NTASKS", env={"FOO": "1"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 
@@ -193,17 +194,34 @@ def test_the_failure_names_what_was_located(still: bool) -> None:
     assert "rank 3 is in no collective" in failure.evidence[1]
 
 
-@pytest.mark.parametrize("why", ["no restarts", "not in this step"])
-def test_a_hang_that_would_end_the_job_is_only_looked_at(why: str) -> None:
+@pytest.mark.parametrize("why", ["max_restarts is 0", "--mpi=pmix: not in this step"])
+def test_a_hang_that_would_end_the_job_is_told_once_and_left_alone(why: str) -> None:
     """Under --mpi=pmix, with input that is used up, or with max_restarts = 0: srun would wait."""
     w = Watched(20.0)
-    if why == "no restarts":
+    if why == "max_restarts is 0":
         w.job.state.config = w.job.state.config.__class__(max_restarts=0)
-        w.hang = HangWatch(w.job.state)
     else:
-        w.hang = HangWatch(w.job.state, restartable=lambda: False)
+        w.hang._hindered = lambda: why
     w.early()
-    assert w.asked() and not w.job.state.failures
+    w.hang._next = 0.0
+    w.early()
+    assert len(w.asked()) == 2 and not w.job.state.failures
+    ((located, lines),) = w.told
+    assert located.ranks == (3,)
+    assert lines[0] == f"no rank did anything for 20 s; nothing is done: {why}"
+    assert lines[2] == "rank 3 on n1: in augment (data.py:7) < <module> (train.py:8)"
+    since, note = w.job.state.waits
+    assert since == w.job.state.pace.last
+    assert note.startswith("no step for 20 s: no rank did anything for 20 s; nothing is done: ")
+
+
+def test_robust_status_shows_what_is_waited_for_before_a_hang_is_one() -> None:
+    w = Watched(20.0)
+    w.job.state.pace.hang_limit = 60.0
+    w.hang._stall, w.hang._recorders_next = w.hang._since(), math.inf  # they have been read
+    w.early()
+    assert not w.job.state.failures and not w.told
+    assert w.job.state.waits[1].startswith("no step for 20 s: no sign of work for 20 s; rank 3 is")
 
 
 def test_stopped_ranks_are_looked_for_though_a_step_took_long_once() -> None:

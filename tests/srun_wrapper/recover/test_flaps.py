@@ -16,7 +16,7 @@ from srun_wrapper.decide.failure import Failure
 from srun_wrapper.decide.flaps import Flap
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.decide.shared_cause import Kind, Silence
-from srun_wrapper.job.model import Node
+from srun_wrapper.job.model import Node, Role
 from srun_wrapper.recover import flaps
 from srun_wrapper.recover.reports import Reports
 
@@ -196,3 +196,24 @@ def test_robust_srun_waits_at_its_end_for_a_node_that_may_answer_again(
     asyncio.run(scene())
     assert len(site.reported) == 1 and site.withdrawn == [("n1", "transient")] * withdrawn
     assert took < (0.1 if signalled else 2.0)
+
+
+@pytest.mark.parametrize(
+    ("gone", "silent", "kind", "seconds"),
+    [
+        (True, True, "unreachable", 7.0),
+        (True, True, None, 7.0),
+        (True, True, "mute", 0.0),  # its kernel answers: it is not cut off
+        (True, False, "unreachable", 0.0),  # its robust-task died, or it was told to end
+        (False, True, "unreachable", 0.0),
+    ],
+)
+def test_how_long_a_lost_node_may_only_be_cut_off(
+    gone: bool, silent: bool, kind: Kind | None, seconds: float
+) -> None:
+    silence = Silence(kind, 97.0) if kind else None
+    was = Role.ACTIVE if silent else None
+    node: Any = SimpleNamespace(gone=gone, silent_as=was, silence=silence, last_word=97.0)
+    assert flaps.may_return([node], 100.0, 10.0) == seconds
+    assert flaps.may_return([node], 108.0, 10.0) == 0.0
+    assert flaps.may_return([], 100.0, 10.0) == 0.0

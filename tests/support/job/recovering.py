@@ -82,6 +82,7 @@ class Recovering:
             stopping,
             Restoration(restoring, flushing, certificates),
             Restarted(state, self.phase, lambda: None, lambda: 0, never, self.code.is_due),
+            kill_on_bad=stays,
             code=self.code,
             phase=self.phase,
             journal=journal,
@@ -101,6 +102,10 @@ class Recovering:
 
 
 def never() -> bool:
+    return False
+
+
+async def stays() -> bool:
     return False
 
 
