@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.job.membership import Membership
 from srun_wrapper.job.model import Node
 from srun_wrapper.job.topology import Topology
-from srun_wrapper.recover.flaps import may_return
 from srun_wrapper.recover.reports import Reports
 from srun_wrapper.recover.resize.resizing import Resizing
 from srun_wrapper.recover.standby.nodes import StandbyNodes
-
-CUT_OFF = 3.0  # s from a silent node's last word until another node gets its ranks
 
 
 class Replacement:
@@ -65,8 +60,6 @@ class Replacement:
         """
         self._came = self.just_joined()
         first = list(self._world.places)
-        while may_return(first, time.monotonic(), CUT_OFF) and not self._over():
-            await asyncio.sleep(0.02)
         if incident.plan and incident.plan.action == "shrink":
             lacking = self._fill_with_spares(incident)
             done = not lacking or self._resizing.shrink(incident)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-import pytest
 from conftest import LabFactory
 from jobs import Training, check_incident, start
 from waiting import until
@@ -34,16 +33,6 @@ def test_a_short_outage_of_the_batch_host_costs_nobody(new_lab: LabFactory) -> N
     training = start(lab, 4, steps=200)
     training.wait_step(8)
     outage(lab, ["n1"], 2.0)
-    undisturbed(training)
-
-
-@pytest.mark.parametrize("spares", [0, 1], ids=["standby node", "spare"])
-def test_an_outage_of_a_node_for_2_s_does_not_cost_it(new_lab: LabFactory, spares: int) -> None:
-    """Another node is ready to take its ranks, but the link is up again before it does."""
-    lab = new_lab(nodes=3)
-    training = start(lab, 2, spares=spares, steps=200)
-    training.wait_step(8)
-    outage(lab, ["n2"], 1.6)
     undisturbed(training)
 
 
