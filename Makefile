@@ -1,6 +1,7 @@
 # make demo    a training on a real Slurm loses a node and goes on (root, Linux, about 3 min)
 # make check   style, types and the quick tests, before each commit (about 3 min)
 # make test    style, types and all tests (root for the tests that bring a Slurm up)
+# make test-kernel  the tests on nodes with kernels of their own, for real cgroups (root, x86-64, about 4 min)
 # make docs    the site into site/ (open site/index.html), after its generated pages; fails for a dead link
 # make picture the demo once more, and docs/demo.svg from what it printed (root)
 # make bench   short runs of all benchmarks; the real ones: .venv/bin/python -m bench.recovery
@@ -18,10 +19,6 @@ PACKAGES := slurm-wlm slurm-wlm-basic-plugins munge iproute2 util-linux procps p
 # the tests' own.
 MORE_PACKAGES := gcc libc6-dev libslurm-dev lua5.1 openssh-server \
   slurmdbd slurm-wlm-mysql-plugin mariadb-server-core
-# For nodes with kernels of their own; Debian has it for this machine type only.
-ifeq ($(shell uname -m),x86_64)
-MORE_PACKAGES += user-mode-linux
-endif
 BENCHES := heartbeat overhead recovery chaos gate
 WORKERS ?= 4
 # Many quick tests wait for a limit.
@@ -33,13 +30,14 @@ export PIP_ROOT_USER_ACTION = ignore
 # Set, it has every process compile anew what it imports: the tests start thousands.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check test lint docs picture bench pyslurm setup packages clean distclean
+.PHONY: demo check test test-kernel lint docs picture bench pyslurm setup packages clean distclean
 
 demo: setup
 	@$(BIN)/python -m lab.demo
 
 test bench: PACKAGES += $(MORE_PACKAGES)
 pyslurm: PACKAGES += debootstrap
+test-kernel: PACKAGES += $(MORE_PACKAGES) user-mode-linux
 
 # All of it runs, also after a failure. Lint runs beside the first tests: it has one core only.
 # The first look at the tests compiles them once; each worker would do it by itself.
@@ -51,6 +49,10 @@ test: setup
 	$(BIN)/python -m pytest -p tests.rerun -n $(WORKERS) --dist loadfile --no-loadscope-reorder || failed=1; \
 	wait $$lint || { echo "lint failed: see above, or make lint"; failed=1; }; \
 	exit $$failed
+
+test-kernel: setup
+	ROBUST_TEST_KERNELS=1 $(BIN)/python -m pytest -q tests/cluster/lab/test_lab_kernels.py \
+	  tests/cluster/recovery/test_used_up_memory.py tests/cluster/gate/test_gate_epilog.py -k "kernel or real_cgroup or known_at_once"
 
 # The everyday loop: style, types, and the tests that take no seconds.
 check: setup

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,8 @@ from lab.slurm import releases
 
 def need_kernels(release: str) -> None:
     """Skip the test where no node can have a kernel of its own, or the release is not to be had."""
+    if not os.environ.get("ROBUST_TEST_KERNELS"):
+        pytest.skip("each takes a minute and user-mode Linux; run make test-kernel")
     if why := uml.why_not() or releases.why_not(release):
         pytest.skip(why)
 
