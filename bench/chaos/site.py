@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from health.admin.render import Site, find_prefix, node_files
+from bench.own_prefix import own_prefix
+from health.admin.render import Site, node_files
 from health.settings_file import END
 
 
@@ -25,7 +25,7 @@ def write_site(etc: Path, settings: str, stubs: Sequence[str]) -> None:
     """Make the directory, with robust.toml and some of the stubs in it."""
     etc.mkdir(mode=0o755)
     (etc / "robust.toml").write_text(f"{settings}\n{END}\n")
-    site = Site(find_prefix(sys.prefix), str(etc), "", f"{etc}/spool")
+    site = Site(own_prefix(), str(etc), "", f"{etc}/spool")
     texts = {Path(wanted.path).name: wanted.text for wanted in node_files(site, "")}
     for name in stubs:
         (etc / name).write_text(texts[name])

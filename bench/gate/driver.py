@@ -61,9 +61,10 @@ def _environ() -> dict[str, str]:
 
 def _stub(directory: Path) -> Path:
     """The prolog as `robust-admin install` writes it."""
-    from health.admin.render import Site, find_prefix, node_files
+    from bench.own_prefix import own_prefix
+    from health.admin.render import Site, node_files
 
-    site = Site(find_prefix(sys.prefix), str(directory), "", str(directory / "spool"))
+    site = Site(own_prefix(), str(directory), "", str(directory / "spool"))
     files = {Path(wanted.path).name: wanted for wanted in node_files(site, "")}
     (directory / "robust.toml").write_text(_TOML.format(directory))
     path = directory / "prolog"
