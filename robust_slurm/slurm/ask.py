@@ -71,15 +71,18 @@ class Questions(SlurmCommands):
         argv = ("scontrol", "write", "batch_script", job_argument(job_id), "-")
         return self._run(argv, retry=True).stdout
 
-    def jobs(self, user: str, after: int = 0) -> list[Job]:
+    def jobs(self, user: str, after: int = 0, name: str = "") -> list[Job]:
         """A user's jobs that have not finished, with ids above ``after``; each is read alone.
+
+        ``name``: only those of this name, so that few are read; one with a comma is no filter.
 
         A name or comment may hold a newline and behind it a whole invented record, so a list of
         many jobs has no free text. A job that cannot be read in one way only is left out.
         """
         until = self._until()
         out: list[Job] = []
-        for number, row in sorted(self._squeue("%u|%T", until).items()):
+        named = (f"--name={name}",) if name and "," not in name else ()
+        for number, row in sorted(self._squeue("%u|%T", until, *named).items()):
             if number <= after or len(row) != 2 or row[0] != user or row[1] in FINISHED:
                 continue
             try:
@@ -194,9 +197,9 @@ class Questions(SlurmCommands):
                 found[number] = JobPlacement(row[0], row[1], row[2], nodes)
         return found
 
-    def _squeue(self, columns: str, until: float) -> dict[int, list[str]]:
+    def _squeue(self, columns: str, until: float, *more: str) -> dict[int, list[str]]:
         """Job id → the columns asked for ("%U|%T"); ask for no column that holds free text."""
-        argv = ("squeue", "-h", "-a", "-t", "all", "-o", f"%A|{columns}")
+        argv = ("squeue", "-h", "-a", "-t", "all", *more, "-o", f"%A|{columns}")
         out: dict[int, list[str]] = {}
         for line in self._run(argv, until=until, retry=True).stdout.splitlines():
             number, *row = line.strip().split("|")

@@ -84,9 +84,10 @@ class PySlurm(Slurm):
             return super()._nodes(None, until)
         return {node.name: node for node in found}
 
-    def _squeue(self, columns: str, until: float) -> dict[int, list[str]]:
-        if not self._required:  # squeue is as fast for few columns, and runs while nodes are read
-            return super()._squeue(columns, until)
+    def _squeue(self, columns: str, until: float, *more: str) -> dict[int, list[str]]:
+        # squeue is as fast for few columns, and runs while nodes are read.
+        if more or not self._required:
+            return super()._squeue(columns, until, *more)
         order = {"%U": 1, "%u": 2, "%T": 3, "%P": 4, "%N": 5}
         wanted = [order[column] for column in columns.split("|")]
         found = self._question({"do": "jobs"}, until, lambda rows: [_job(row) for row in rows])

@@ -5,10 +5,8 @@ What may take long (checking, fetching, writing) runs in threads; the shim's loo
 
 from __future__ import annotations
 
-import os
 import threading
-import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -53,10 +51,7 @@ class SnapshotStore:
         key: bytes,
         emit: Callable[[Message], None],
         options: TaskOptions,
-        command: Sequence[str],
     ) -> None:
-        """``command``: of the ranks. Another one in the same job is another training, whose copies
-        on the local disk must not be taken for this one's."""
         self._loop = loop
         self._local = local
         self._emit = emit
@@ -69,7 +64,6 @@ class SnapshotStore:
             key=key,
             emit=lambda event: loop.call(lambda: self._event(event)),
             bandwidth=options.checkpoint_bandwidth,
-            job=training_name(os.environ.get("SLURM_JOB_ID", "nojob"), command),
         )
 
     @property
@@ -179,18 +173,6 @@ class SnapshotStore:
 
     def _event(self, event: StoreEvent) -> None:
         self._emit(message_of(event, self._local))
-
-
-def training_name(job: str, command: Sequence[str]) -> str:
-    """Return the same name for the same command in each run of a job."""
-    kept, skip = list[str](), False
-    for word in command:  # where torchrun's nodes meet differs from run to run
-        met = word.startswith(("--rdzv", "--master", "--node_rank", "--node-rank"))
-        if not met and not skip:
-            kept.append(word)
-        skip = met and "=" not in word
-    words = "\0".join(kept).encode("utf-8", "surrogateescape")
-    return f"{job}-{zlib.crc32(words):08x}" if command else job
 
 
 def message_of(event: StoreEvent, local: int) -> Message:

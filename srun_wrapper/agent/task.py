@@ -162,7 +162,6 @@ class Shim:
                 self._key,
                 self._emit,
                 self._options,
-                self._command,
             )
         except OSError as err:
             _log.warning(f"{self._place.node}: no in-memory checkpoint store: {run_dir}: {err}")

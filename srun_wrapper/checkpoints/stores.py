@@ -27,9 +27,7 @@ STOCK_RATE = 1e9  # bytes of the largest snapshot
 LEAVING = 1.0  # s longer for nodes that are leaving the job
 FETCH = 600.0
 FAILED = "the store failed and did not report why"
-READ = 20.0  # s for the stores to sum up a state, and 8 more for each
 UNSEEN = 180.0  # s for a commit from when all parts are written
-READ_RATE = 1e9  # bytes of the largest snapshot
 
 Copy = tuple[str, int, int]
 """Store, owner and step."""

@@ -254,7 +254,8 @@ class HangWatch:
             self._tell_again()
         stopped = all(samples[r].state == "T" for r in verdict.ranks) and verdict.ranks
         known = self._beating() or stopped or pace.phase
-        hindered = "max_restarts is 0" if state.config.max_restarts <= 0 else self._hindered()
+        none = state.config.max_restarts <= 0
+        hindered = "max_restarts is 0" if none else self._hindered() if verdict.hung else ""
         if verdict.hung and known and not hindered:
             self._hung(verdict.why, verdict.ranks, ranks, replies, ending)
             return

@@ -300,8 +300,11 @@ class Recovery:
             diagnosis = without_returned(incident.diagnosis, state.vacant())
             diagnosis = incident.diagnosis = ladder.with_suspects(diagnosis, budget.nodes)
             plan = incident.plan = ladder.plan(diagnosis, state.vacant(), budget, means)
-            if plan.action in ("stop", "requeue") and await self._answers_again():
-                continue
+            if plan.action in ("stop", "requeue") and not means.hindered:
+                if await self._answers_again():
+                    continue
+                if state.signalled or state.failures:
+                    return self._cut_short(incident)
             incident.mark("decide")
             job_log.decided(incident)
             self._journal.news(f"{'; '.join(diagnosis.evidence)} -> {plan.action} ({plan.why})")
@@ -324,26 +327,32 @@ class Recovery:
                 return True
             incident.mark("replace")
             if state.signalled or state.failures:
-                if not state.signalled:
-                    self._localization.refund()
-                self._close(incident, self._why_cut_short())
-                return False
+                return self._cut_short(incident)
             # No replacement came: the next rung, with what is left.
             self._release.reinstate(plan.replace)
             means = self._means.now(standby_nodes=0)
             if plan.action == "swap_spare":
                 means = replace(means, spares=0)  # those that are left have too few slots
 
+    def _cut_short(self, incident: Incident) -> bool:
+        """Close an incident that another failure, or the step's end, cut short; return False."""
+        if not self._state.signalled:
+            self._localization.refund()
+        self._close(incident, self._why_cut_short())
+        return False
+
     async def _answers_again(self) -> bool:
         """Wait for lost nodes that may only be cut off, before the job gives up its nodes.
 
         A requeue takes minutes. True: one of them answers.
         """
-        state, before = self._state, self._state.vacant()
-        seconds = may_return(state.world.places, time.monotonic(), NO_REBOOT)
+        state, before, now = self._state, self._state.vacant(), time.monotonic()
+        cut_off = [node for node in state.world.places if may_return([node], now, NO_REBOOT)]
+        seconds = may_return(cut_off, now, NO_REBOOT)
         if not seconds:
             return False
-        say(f"{fold(before)} may only be cut off: waiting up to {seconds:.0f} s for an answer")
+        names = fold(node.name for node in cut_off)
+        say(f"{names} may only be cut off: waiting up to {seconds:.0f} s for an answer")
 
         def back() -> bool:
             return not set(before) <= set(state.vacant())
@@ -389,7 +398,7 @@ class Recovery:
         root = incident.diagnosis.root
         world = self._state.world
         own = world.exit_code()  # of those that have ended by themselves
-        if own and not world.all_exited() and await self._kill_on_bad():
+        if own and not plan.code and not world.all_exited() and await self._kill_on_bad():
             own = max(own, 128 + signal.SIGTERM)  # srun's code is also of those that it ends
         self._release.evict(incident.diagnosis.proven, incident)  # for the next job on these nodes
         self._reports.report_silent()

@@ -41,7 +41,7 @@ def submit_copy(
     A copy that exists already is returned instead: slurmctld may have accepted an earlier request
     although the answer was lost.
     """
-    for other in slurm.jobs(job.user, after=job.id):
+    for other in slurm.jobs(job.user, after=job.id, name=job.name):
         if other.comment == _comment(job) and not other.finished:
             return other.id
     script = slurm.batch_script(job.id)

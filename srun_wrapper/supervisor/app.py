@@ -224,7 +224,8 @@ class Supervisor:
         given = self.launch.kill_on_bad
         if given is None:
             with suppress(SlurmError, TimeoutError):
-                given = int((await run_in_thread(self.slurm.config, ASK))["KillOnBadExit"] == "1")
+                config = await run_in_thread(self.slurm.config, ASK)
+                given = int(config.get("KillOnBadExit") == "1")
         return bool(given)
 
     def _interrupted(self) -> bool:

@@ -17,8 +17,7 @@ MOST_STEPS = 2000  # live steps with series of their own, the newest jobs first
 AFTER_END = 3600.0  # s that a job's counters are shown after it has ended
 # Users write the records: only words that we know become labels, or one job makes a million series.
 ROLES = ("active", "spare", "dead", "evicted", "released", "too late")
-CAUSES = ("node", "shared", "user", "transient", "unknown", "ordered", "start", "script", "queue",
-          "check")  # fmt: skip
+CAUSES = ("node", "shared", "user", "transient", "unknown", "ordered", "start", "script", "queue")
 
 
 def known(word: object, words: Sequence[str]) -> str:

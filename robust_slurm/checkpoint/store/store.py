@@ -52,7 +52,6 @@ class Store:
         key: bytes | None,
         emit: Callable[[StoreEvent], None],
         bandwidth: float = 0.0,
-        job: str = "",
         patience: float = 10.0,
         write_deadline: float = 600.0,
     ) -> None:
@@ -61,8 +60,7 @@ class Store:
         what the size takes. Raises OSError."""
         directory.mkdir(mode=0o700, exist_ok=True)
         self._directory = directory
-        job = job or os.environ.get("SLURM_JOB_ID", "nojob")
-        settings = StoreSettings(key, bandwidth, job, patience, write_deadline)
+        settings = StoreSettings(key, bandwidth, patience, write_deadline)
         self._shelf = Shelf(directory)
         self.room = Reserve(directory, name)
         # Without a key it listens to nobody.

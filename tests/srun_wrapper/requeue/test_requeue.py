@@ -87,7 +87,7 @@ class Recorder:
     def job(self, _job_id: int) -> Job:
         return self._job
 
-    def jobs(self, user: str, after: int) -> list[Job]:
+    def jobs(self, user: str, after: int, name: str) -> list[Job]:
         assert (user, after) == (self._job.user, self._job.id)
         return [self._job, *self.others]
 

@@ -27,7 +27,7 @@ def fake_writer(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[tuple[Store, Events]]:
     (tmp_path / "ckpt").mkdir()
-    with stores(tmp_path, 1, key=None, write_deadline=30.0, job="j1") as made:
+    with stores(tmp_path, 1, key=None, write_deadline=30.0) as made:
         yield made[0]
 
 

@@ -26,7 +26,6 @@ class StoreSettings(NamedTuple):
 
     key: bytes | None
     bandwidth: float
-    job: str
     patience: float
     write_deadline: float
 
