@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from health.finding import rung
-from health.gate.breaker import HARD_CAUSE, SHARED, Drain, DrainLimits, allowed
+from health.gate.breaker import HARD_CAUSE, SHARED, USER, Drain, DrainLimits, allowed
 from health.gate.holds import HoldRules, service
 from health.gate.reserve import Permission, fleet_size, reserve, withdraw
 from health.gate.slurms_records import TICK_S, SlurmsRecords, cause
+from health.history.job_notes import notes
 from health.node.proctable import account
 from health.node.silent import call_on
 from health.node.system import Event, System
@@ -104,7 +105,8 @@ class Drainer:
     def drain(self, reason: str, uid: int = -1) -> DrainOutcome:
         """Drain the context's node for ``reason``. Never raises for what Slurm or a disk does.
 
-        ``uid``: the user whose doing it is, -1: nobody's, or nobody knows whose.
+        ``uid``: the user whose doing it is, -1: nobody's, or nobody knows whose: what was left then
+        counts as that of the user whose job was here last.
         """
         from robust_slurm.slurm import SlurmError
 
@@ -112,9 +114,9 @@ class Drainer:
         # The present time, not that of the run's start: it decides which drains count against it.
         parsed = parse_reason(reason)
         job = context.job or (parsed.job if parsed is not None else 0)
-        own = Drain(
-            round(time.time(), 6), context.node, job, cause(reason), account(self._system, uid)
-        )
+        why = cause(reason)
+        whose = account(self._system, uid) if uid >= 0 or why != USER else self._last_user()
+        own = Drain(round(time.time(), 6), context.node, job, why, whose)
         try:
             node = self._door().nodes([own.node]).get(own.node)
         except SlurmError as error:
@@ -131,6 +133,17 @@ class Drainer:
         return outcome._replace(reason=reason, why=why) if why and outcome.drained else outcome
 
     # ---- inside
+
+    def _last_user(self) -> int:
+        """Return the user whose job was here last; -1: there is no note of one."""
+        context = self._system.context
+        if context.where == "epilog" and context.uid > 0:
+            return account(self._system, context.uid)
+        try:
+            known = notes(str(self._settings.gate["spool"]), time.time())
+        except OSError:
+            return -1
+        return account(self._system, known[0].uid) if known else -1
 
     def _escalated(self, own: Drain, reason: str) -> tuple[str, str]:
         """The reason with action "service" and why, if the node was drained for it too often."""

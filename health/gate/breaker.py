@@ -161,10 +161,10 @@ def allowed_for_user(
 ) -> Decision:
     """Decide whether one more node may be drained for what this user left.
 
-    Nodes drained within the window count, and those that stand drained since earlier. What
-    nobody is known to have left counts as one user's.
+    Nodes drained within the window count, and those that stand drained since earlier. Without a
+    user only the other limits hold: two such nodes would else bind all others of the fleet.
     """
-    if own.cause != USER:
+    if own.cause != USER or own.uid < 0:
         return Decision(True, "")
     nodes = {
         d.node
@@ -175,9 +175,9 @@ def allowed_for_user(
     }
     if len(nodes) < limits.max_per_job:
         return Decision(True, "")
-    whose = f"uid {own.uid} left" if own.uid >= 0 else "nobody is known to have left"
+    what = f"uid {own.uid} left"
     return Decision(
-        False, f"{_others(nodes)} drained for what {whose}, the limit is {limits.max_per_job}"
+        False, f"{_others(nodes)} drained for what {what}, the limit is {limits.max_per_job}"
     )
 
 

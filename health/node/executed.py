@@ -25,13 +25,13 @@ _RUNNER = re.compile(
 )
 _PATH = re.compile(r"(?<![\w.$}~*?/-])/[\w.+@%,/-]*\w")
 # PATH, LD_LIBRARY_PATH, PYTHONPATH: directories of programs and code.
-_SEARCHED = re.compile(r"\b\w*PATH=([^\s;&|]+)")
+_SEARCHED = re.compile(r"\b(?:\w*PATH|LD_PRELOAD|LD_AUDIT)=([^\s;&|]+)")
 _ENTERED = re.compile(r"\b(?:cd|pushd)\s+(/[\w.+@%,/-]*)")
 # What stands before a path that is only tested, or written to.
 _DATA = re.compile(r"(>|\[\[?\s[^\]\n;]*|\btest\s[^\n;&|]*)$")
 # What stands before a path that a shell executes.
 _EXECUTES = re.compile(
-    r"(^|[;&|({`!\n])\s*((then|do|else|elif|if|while|until|exec|eval|source|command|\.|"
+    r"(^|[;&|(){`!\n])\s*((then|do|else|elif|if|while|until|exec|eval|source|command|\.|"
     + rf"(/\S*/)?({_RUNNER.pattern})"
     + r")\s+((-\S+|\d\S*|\w+=\S*)\s+)*)*$"
 )
@@ -111,9 +111,9 @@ def of_python(program: str) -> PythonFiles:
 def of_command(argv: Sequence[str]) -> list[str]:
     """List the files that a command executes, as far as they are named by absolute paths.
 
-    The program, the interpreter of a script, and what the script or the words of a shell name: each
-    regular file but one that is only tested or written to, and whatever stands where a command
-    does, be it there or not.
+    The program, the interpreter of a script, and whatever stands where a command does in the script
+    or in the words of a shell, be it there or not. Data are not looked at: they may be a user's, or
+    on a file system that does not answer.
     """
     found = dict.fromkeys([argv[0]])
     runs = _RUNNER.fullmatch(os.path.basename(os.path.realpath(argv[0])))  # noqa: PTH119
@@ -129,6 +129,11 @@ def of_command(argv: Sequence[str]) -> list[str]:
                 found[path] = None
                 todo += [path] if len(found) < _SCRIPTS else []
     return list(found)
+
+
+def names_more(argv: Sequence[str]) -> bool:
+    """Report whether a command may execute other files than its program: a script or a shell."""
+    return bool(_RUNNER.fullmatch(os.path.basename(argv[0])) or _script(argv[0]))  # noqa: PTH119
 
 
 def of_slurm(directory: str) -> tuple[list[str], list[str]]:
@@ -217,12 +222,12 @@ def _there(*paths: str) -> list[str]:
     return [path for path in paths if os.path.isdir(path)]  # noqa: PTH112
 
 
-def _read(path: str) -> str:
+def _read(path: str, most: int = _MOST) -> str:
     """The text of a regular file; "": of anything else."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             return ""
-        return file.read(_MOST).decode("utf-8", "replace")
+        return file.read(most).decode("utf-8", "replace")
 
 
 # ---- a command
@@ -231,10 +236,11 @@ def _read(path: str) -> str:
 def _script(path: str) -> list[str]:
     """The text of a script, its first line too; nothing of a binary, or of what is not there."""
     try:
-        text = _read(path)
+        if "\0" in _read(path, 1024):
+            return []
+        return [_read(path)]
     except OSError:
         return []
-    return [text] if "\0" not in text[:1024] else []
 
 
 def _named(text: str) -> Iterator[str]:
@@ -244,15 +250,15 @@ def _named(text: str) -> Iterator[str]:
         yield from _PATH.findall(f" {first[2:]}")
         text = rest
     text = "\n".join(line for line in text.split("\n") if not line.lstrip().startswith("#"))
-    text = text.replace("\\\n", "  ").replace('"', " ").replace("'", " ")
-    for searched in _SEARCHED.findall(text):
+    text = text.replace("\\\n", "  ")
+    for searched in _SEARCHED.findall(text.replace('"', "").replace("'", "")):
         yield from (place for place in searched.split(":") if place.startswith("/"))
+    text = text.replace('"', " ").replace("'", " ")
     if "./" in text:
         yield from _ENTERED.findall(text)
     for found in _PATH.finditer(text):
         before = text[max(0, found.start() - 200) : found.start()].rpartition("\n")[2]
         if _DATA.search(before.rstrip() if before.rstrip().endswith(">") else before):
             continue
-        path = found[0]
-        if os.path.isfile(path) or _EXECUTES.search(before):  # noqa: PTH113
-            yield path
+        if _EXECUTES.search(before):
+            yield found[0]

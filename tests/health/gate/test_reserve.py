@@ -85,8 +85,7 @@ def test_of_a_long_ledger_only_the_end_is_read(
         ([33001], 33001, True),
         ([33001, 33001], 33001, False),
         ([33001, 33001], 33002, True),  # another user is not to suffer for it
-        ([-1, -1], -1, False),  # what nobody is known to have left is one user's
-        ([33001, -1], -1, True),
+        ([-1, -1], -1, True),  # two nodes of nobody known must not bind the fleet
     ],
 )
 def test_what_one_user_left_drains_few_nodes(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
 from job_leftovers import OTHER, needs_root
 
+from health import settings
 from health.node import trust
 from health.node.executed import of_command, of_python
+from health.run.live import LiveSystem, context
 
 FILE = "/etc/hostname"
 
@@ -24,9 +28,15 @@ FILE = "/etc/hostname"
         (["/bin/sh", "-c", "cd /nope && ./tool"], ["/nope"]),
         (["/bin/sh", "-c", "PATH=/nope/bin:/bin tool"], ["/nope/bin", "/bin"]),
         (["/bin/sh", "-c", 'exec "/nope/tool" -q'], ["/nope/tool"]),
+        (["/bin/sh", "-c", 'PATH="/nope/bin:$PATH" tool'], ["/nope/bin"]),
+        (["/bin/sh", "-c", "export PATH='/nope/bin'; tool"], ["/nope/bin"]),
+        (["/bin/sh", "-c", "LD_PRELOAD=/nope/x.so ls"], ["/nope/x.so"]),
+        (["/bin/sh", "-c", "case a in a) /nope/tool;; esac"], ["/nope/tool"]),
         # Data: tested, written to, or given to a program that is no shell.
         (["/bin/sh", "-c", f"[ -e {FILE} ] && df /nope > /nope/out"], []),
         (["/usr/bin/test", "-e", FILE], []),
+        (["/bin/sh", "-c", f"kill -0 $(cat {FILE})"], []),
+        (["/bin/sh", "-c", f"timeout 5 grep Gres {FILE}"], []),
         (["/bin/sh", "-c", "rm -f /nope/lock"], []),
     ],
 )
@@ -99,3 +109,19 @@ def test_the_files_of_an_interpreter(tmp_path: Path) -> None:
     script.write_text("#!/bin/sh\n")
     with pytest.raises(OSError, match="name the interpreter itself"):
         of_python(str(script))
+
+
+@needs_root
+def test_a_script_that_names_what_does_not_answer_takes_its_own_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look hung in the gate's worker, which drained the node for a file server's outage."""
+    script = tmp_path / "check"
+    script.write_text("#!/bin/sh\n/mnt/away/tool\n")
+    script.chmod(0o755)
+    system = LiveSystem(settings.defaults(()), context("sweep", {"SLURMD_NODENAME": "n1"}))
+    monkeypatch.setattr(trust, "to_come", lambda *of: threading.Event().wait())
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match="could not be seen"):
+        system.command([str(script)], 0.5)
+    assert time.monotonic() - began < 5
