@@ -302,6 +302,17 @@ def _path_of_a_home(room: Room) -> Got:
     return _site(room, "/bin/sh", "-c", f"PATH={home}:$PATH; check")
 
 
+def _quoted_path(room: Room) -> Got:
+    home = Path(_users_check(room)).parent
+    script = _program(room.top / "check", f'#!/bin/sh\nexport PATH="{home}:$PATH"\ncheck\n')
+    return _site(room, str(script))
+
+
+def _case_calls(room: Room) -> Got:
+    evil = _users_check(room)
+    return _site(room, "/bin/sh", "-c", f"case x in x) {evil};; esac")
+
+
 def _entered_home(room: Room) -> Got:
     home = Path(_users_check(room)).parent
     return _site(room, "/bin/sh", "-c", f"cd {home} && ./check")
@@ -388,6 +399,8 @@ ATTACKS = [
         lambda r: _site(r, "/usr/bin/env", "-i", "timeout", "5", _users_check(r)),
     ),
     _attack("site_path", "PATH of a command names a home", _path_of_a_home),
+    _attack("site_path_quoted", "PATH of a script names a home, in quotes", _quoted_path),
+    _attack("site_case", "a branch of a shell's case runs a user's script", _case_calls),
     _attack("site_cd", "a command enters a home and runs what is there", _entered_home),
     _attack("site_shebang", "a script's interpreter is a user's", _interpreter_of_a_script),
     _attack("site_script", "a script of root's calls a user's file", _script_calls),
