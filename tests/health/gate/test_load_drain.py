@@ -1,4 +1,4 @@
-"""What a drain needs, imported while the gate waits for its checks."""
+"""The imports that a drain needs, made while the gate waits for its checks."""
 
 from __future__ import annotations
 
