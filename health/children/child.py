@@ -12,12 +12,14 @@ import signal
 import time
 from collections.abc import Callable
 
-from health.children.kernel_waits import driver
+from health.children.kernel_waits import driver, waits_for_others
+from health.children.others_wait import others_wait
 from robust_slurm import process_stat
 
 NAME = "robust-gate"  # of the child's process: whoever judges processes knows it by this
 _PIPE = 3  # the child's end of the pipe
 DRIVER = "driver"  # the word in ``where_it_hangs``
+OTHERS = "(maybe behind a process that waits for a file server or a user's)"  # as well
 _SPARE_S = 2.0  # from the parent's deadline to the child's own alarm
 
 
@@ -131,21 +133,30 @@ def write_all(fd: int, data: bytes) -> None:
 def where_it_hangs(pid: int) -> str:
     """The kernel's state of a process: "state D in nfs_wait_bit_killable"; best effort.
 
-    With "(driver mlx5_core)" behind it where it hangs in a driver of this node's devices.
+    With "(driver mlx5_core)" behind it where it hangs in a driver of this node's devices, or with
+    OTHERS where it may hang, in a driver or not, because of other processes.
     """
     words = []
     try:
-        words.append("state " + process_stat.read(pid).state)
-        with open(f"/proc/{pid}/wchan", "rb") as file:
-            channel = file.read(256).decode("ascii", "replace").strip()
+        state = process_stat.read(pid).state
+        words.append("state " + state)
+        channel = _channel(pid)
         if channel not in ("", "0"):
             words.append("in " + channel)
-        module = driver(channel, _stack(pid))
-        if module:
+        stack = _stack(pid)
+        module = driver(channel, stack)
+        if state == "D" and not waits_for_others(channel, stack) and others_wait():
+            words.append(OTHERS)
+        elif module:
             words.append(f"({DRIVER} {module})")
     except (OSError, ValueError):
         pass
     return " ".join(words)
+
+
+def _channel(pid: int) -> str:
+    with open(f"/proc/{pid}/wchan", "rb") as file:
+        return file.read(256).decode("ascii", "replace").strip()
 
 
 def _stack(pid: int) -> str:

@@ -5,7 +5,7 @@ By /proc/PID/wchan, and by a stack's lines "[<0>] nfs_wb_all+0x8d/0x120 [nfs]". 
 A user can make a killed process stay for ever: his FUSE daemon or his page-fault handler
 (userfaultfd) never answers, and whoever waits for a lock that its client holds shows nothing of it.
 So only a wait inside a driver of this node's own devices is the node's, and that only while nobody
-waits for a FUSE daemon or a page-fault handler: memory of such a file may be the driver's buffer.
+waits for a file server or a page-fault handler: memory of such a file may be the driver's buffer.
 """
 
 from __future__ import annotations
@@ -40,9 +40,14 @@ def waits_for_user(channel: str, stack: str = "") -> bool:
     return any(name.startswith(_USERS) for name in (channel, *(n for n, _ in _frames(stack))))
 
 
+def waits_for_others(channel: str, stack: str = "") -> bool:
+    """True for a wait that is no device's of this node."""
+    return waits_for_server(channel, stack) or waits_for_user(channel, stack)
+
+
 def driver(channel: str, stack: str) -> str:
     """The driver of this node's devices in which it waits; "": none, or somebody else's wait."""
-    if waits_for_server(channel, stack) or waits_for_user(channel, stack):
+    if waits_for_others(channel, stack):
         return ""
     frames = _frames(stack)
     for _, module in frames:

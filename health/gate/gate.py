@@ -187,7 +187,9 @@ def load_drain() -> Iterator[bool]:
     for name in _DRAIN:
         try:
             import_module(name)
-        except (ImportError, OSError):
+        except Late:
+            raise
+        except Exception:  # noqa: BLE001 - a module may be half written
             return
         yield True
 

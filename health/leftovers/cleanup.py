@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from health.check import Condition
 from health.children.call import call_in_child
-from health.children.kernel_waits import driver, waits_for_user
+from health.children.kernel_waits import driver
+from health.children.others_wait import others_wait
 from health.finding import Finding
 from health.leftovers import files, processes
 from health.leftovers.processes import Process
@@ -199,9 +200,7 @@ def _in_driver(stuck: Sequence[Process]) -> list[int]:
         place = f"/proc/{process.place}"
         if driver(_text(f"{place}/wchan"), _text(f"{place}/stack")):
             found.append(process.pid)
-    if found and any(waits_for_user(_text(f"{at}/wchan")) for at in processes.tasks()):
-        return []  # it may hold what they wait for
-    return found
+    return [] if found and others_wait() else found
 
 
 def _text(path: str) -> str:

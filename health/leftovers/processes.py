@@ -333,15 +333,6 @@ def everybodys() -> Iterator[Process]:
             yield _identity(int(entry))
 
 
-def tasks() -> Iterator[str]:
-    """The directories in /proc of all threads."""
-    for entry in os.listdir(PROC):  # noqa: PTH208
-        place = f"{PROC}/{entry}/task"
-        with contextlib.suppress(OSError):  # no process, or gone
-            threads = os.listdir(place)[:_THREADS]  # noqa: PTH208
-            yield from (f"{place}/{thread}" for thread in threads)
-
-
 def ending(uid: int, found: Iterable[Process]) -> list[Process]:
     """Return the user's processes that are ending. Whose job they were need not show any more."""
     return [p for p in found if p.uid == uid and p.ending and p.state not in "ZX"]

@@ -15,6 +15,7 @@ from health.node.system import LogRecord, System
 from robust_slurm.text import ago, one_line
 
 WARNING = 4  # syslog severity; more than that is not trouble
+_OOM_S = 1800.0  # from a kill for memory to the last look that finds the service down by it
 QUOTE = 240  # characters of a message in the evidence
 
 
@@ -28,13 +29,18 @@ def within(records: Iterable[LogRecord], uptime: float, window: float) -> list[L
     return [record for record in records if record.time > uptime - window]
 
 
-def killed_for_memory(system: System, name: str) -> bool:
-    """True if the kernel killed a process of this name because memory ran out: a user's doing."""
+def killed_for_memory(system: System, name: str, pid: str = "") -> bool:
+    """True if the kernel killed this process because memory ran out: a user's doing.
+
+    Where its ``pid`` is not known, one of this name that was killed not long ago.
+    """
     try:
         records = system.kernel_log()
     except OSError:
         return False
-    pattern = rf"Out of memory: Killed process \d+ \({re.escape(name[:15])}\) "
+    if not pid:
+        records = within(records, system.uptime(), _OOM_S)
+    pattern = rf"Out of memory: Killed process {pid or r'[0-9]+'} \({re.escape(name[:15])}\) "
     return any(re.match(pattern, record.text) for record in records)
 
 

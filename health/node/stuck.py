@@ -1,12 +1,14 @@
 """A record of processes that hang in the kernel, so that no further run adds one.
 
 One small file per operation that hung, gone at the next boot. While the process that it names still
-exists, the operation still hangs, and a repetition would only lose another process.
+exists, the operation still hangs, and a repetition would only lose another process. A file system
+that was silent has one as well, of no process, until it answers.
 """
 
 from __future__ import annotations
 
 import os
+import time
 import zlib
 
 from health.children.child import start_time
@@ -27,15 +29,41 @@ class Stuck:
     def remember(self, key: str, pid: int, what: str) -> None:
         """``pid`` could not be killed while it did ``what``."""
         try:
-            text = "\n".join((str(pid), start_time(pid), what))
-            try:
-                os.mkdir(self._directory, 0o755)  # noqa: PTH102
-            except FileExistsError:
-                pass
-            with closing(rootfiles.open_dir(self._directory)) as directory:
-                rootfiles.replace(directory, _name(key), text.encode()[:_LIMIT])
+            self._write(_name(key), "\n".join((str(pid), start_time(pid), what)))
         except (OSError, IndexError):
             pass  # the process has ended after all, or there is no place to write to
+
+    def was_silent(self, key: str) -> None:
+        """Remember that it did not answer now, whatever became of the process that asked."""
+        try:
+            self._write(_name(f"silent {key}"), f"0\n{int(time.monotonic())}\n")
+        except OSError:
+            pass
+
+    def silent_for(self, key: str) -> float | None:
+        """Seconds since it did not answer; None: it was not silent, or has answered since."""
+        try:
+            with closing(rootfiles.open_dir(self._directory)) as directory:
+                name = _name(f"silent {key}")
+                with closing(rootfiles.open_file(directory, name, os.O_RDONLY)) as fd:
+                    return time.monotonic() - int(os.read(fd, _LIMIT).split(b"\n")[1])
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def answered(self, key: str) -> None:
+        try:
+            with closing(rootfiles.open_dir(self._directory)) as directory:
+                os.unlink(_name(f"silent {key}"), dir_fd=directory)
+        except OSError:
+            pass
+
+    def _write(self, name: str, text: str) -> None:
+        try:
+            os.mkdir(self._directory, 0o755)  # noqa: PTH102
+        except FileExistsError:
+            pass
+        with closing(rootfiles.open_dir(self._directory)) as directory:
+            rootfiles.replace(directory, name, text.encode()[:_LIMIT])
 
     def still(self, key: str) -> str:
         """The operation that hung and still does; empty when nothing is left of it."""

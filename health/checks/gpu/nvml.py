@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 from health.check import Check, Condition
+from health.children.child import OTHERS
+from health.children.kernel_waits import waits_for_others
 from health.finding import Finding
 from health.node.gpu_snapshot import Device, GpuSnapshot, Lost
 from health.node.system import System
@@ -16,7 +18,7 @@ HUNG = Condition(
     "node",
     "reboot",
     "NVML did not answer within its deadline, and the process that queried it could not be killed "
-    "(state D)",
+    "(state D); class user, action none if it waits, or may, for a file server or a user's process",
 )
 # Not reboot: most often a driver that starts every GPU anew. It passes once NVML is in time.
 SLOW = Condition(
@@ -117,7 +119,8 @@ def _whole(snapshot: GpuSnapshot) -> list[Finding]:
         if stage.startswith(_BEFORE):  # a file system's fault, and no driver was asked
             return [UNUSABLE.found(f"{text}; {_haste(stage)}", status="FAIL")]
         if not snapshot.get("killed"):
-            return [HUNG.found(text, gpu[0] if gpu else "")]
+            condition = HUNG._replace(cls="user", action="none") if _behind(stage) else HUNG
+            return [condition.found(text, gpu[0] if gpu else "")]
         return [SLOW.found(f"{text}; {_haste(stage)}", gpu[0] if gpu else "")]
     if error == "NVML_ERROR_DRIVER_NOT_LOADED":
         return [NOT_LOADED.found(f"NVML {stage}: {error}")]
@@ -131,6 +134,12 @@ def _whole(snapshot: GpuSnapshot) -> list[Finding]:
     if stage != "done":
         return [UNUSABLE.found(f"the NVML collection ended early, at: {stage}")]
     return []
+
+
+def _behind(stage: str) -> bool:
+    """Return whether it may hang because of somebody else, and not in the driver."""
+    channel = re.search(r"state D in (\S+?)\)?(?: |$)", stage)
+    return OTHERS in stage or bool(channel and waits_for_others(channel[1]))
 
 
 def _haste(stage: str) -> str:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import cache, partial
 from itertools import islice
 
 from health.check import Check, Condition, Setting
 from health.children.child import NAME
-from health.children.kernel_waits import driver, waits_for_server, waits_for_user
+from health.children.kernel_waits import driver, waits_for_server
+from health.children.others_wait import others_wait
 from health.finding import Finding
 from health.node import jobs, proctable
 from health.node.leftover_files import FIRST_USER
@@ -163,7 +165,7 @@ def _blocked(
             break
     bad, waiting, theirs = [], [], []
     uids = Counter[int]()
-    by_user = _user_waits(system) if still else False
+    others = cache(partial(others_wait, partial(names, system), partial(text, system)))
     for process in still:
         channel = text(system, f"/proc/{process.pid}/wchan")
         stack = text(system, f"/proc/{process.pid}/stack")
@@ -174,7 +176,7 @@ def _blocked(
             waiting.append(said)
             continue
         where = driver(channel, stack)
-        if where and not by_user:
+        if where and not others():
             bad.append(f"{said} ({where})" if where != channel else said)
             continue
         owner = proctable.real_uid(system, process.pid)
@@ -195,20 +197,6 @@ def _blocked(
     if waiting:
         found.append(BLOCKED.found(f"in state D at each look: {_some(waiting)}"))
     return found
-
-
-def _user_waits(system: System) -> bool:
-    """True if any thread here waits for a user's FUSE daemon or handler of page faults.
-
-    It may hold what the others wait for.
-    """
-    tasks = (
-        f"/proc/{pid}/task/{thread}"
-        for pid in names(system, "/proc")
-        if pid.isdigit()
-        for thread in names(system, f"/proc/{pid}/task")[: proctable.MOST_THREADS]
-    )
-    return any(waits_for_user(text(system, f"{task}/wchan")) for task in tasks)
 
 
 def _killed(system: System, process: ProcessStat) -> bool:

@@ -150,7 +150,7 @@ def _munged(system: System, socket: str, pid_file: str) -> list[Finding]:
             return []
     except OSError:  # a /proc that cannot be listed says nothing about munged
         return []
-    theirs = killed_for_memory(system, "munged")
+    theirs = killed_for_memory(system, "munged", pid)
     said = f"{socket} is there, but process {pid} of {pid_file} is gone"
     if theirs:
         said += "; memory ran out, and the kernel killed it"

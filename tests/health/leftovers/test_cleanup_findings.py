@@ -52,3 +52,12 @@ def test_our_own_bug_is_the_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = clear().findings
     assert (found.check, found.status, found.cls) == ("cleanup-error", "ERROR", "tool")
     assert "ZeroDivisionError" in found.evidence
+
+
+@pytest.mark.parametrize(("others", "found"), [(False, [7]), (True, [])])
+def test_no_driver_is_blamed_while_anybody_waits_for_others(
+    monkeypatch: pytest.MonkeyPatch, others: bool, found: list[int]
+) -> None:
+    monkeypatch.setattr(cleanup, "_text", lambda path: "nvidia_close")
+    monkeypatch.setattr(cleanup, "others_wait", lambda: others)
+    assert cleanup._in_driver([Process(7, 1, 1003, 1, "D", "python3")]) == found

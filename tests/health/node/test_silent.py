@@ -50,6 +50,32 @@ def test_a_process_that_stays_is_remembered_over_runs(
     assert call_on(str(tmp_path), lambda: 7, 20.0, stuck=stuck) == (7, "")
 
 
+def test_a_silent_file_system_is_told_of_once_over_runs(
+    run: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes that wait for it can be killed, as on a hard NFS mount: nothing is left of them."""
+    where, stuck = str(tmp_path), Stuck(str(tmp_path / "stuck"))
+    made = tmp_path / "made"
+
+    def dead(path: str) -> None:
+        time.sleep(60)
+
+    call_on(where, lambda: time.sleep(60), 0.2, stuck=stuck)
+    assert first_silence(where).startswith("no answer")
+    for since in (0.0, 700.0):  # after some minutes the look is a long one, once
+        monkeypatch.setattr(silent, "_told", {})
+        monkeypatch.setattr(silent, "_LOOK_S", 0.7)
+        monkeypatch.setattr(silent, "_BRIEFLY_S", 600.0 - since)
+        with monkeypatch.context() as within:
+            within.setattr(os, "statvfs", dead)
+            assert call_on(where, made.touch, 20.0, stuck=stuck) == (None, AGAIN)
+        assert first_silence(where) == "" and not made.exists()
+    monkeypatch.setattr(silent, "_told", {})
+    assert call_on(where, lambda: 7, 20.0, stuck=stuck) == (7, "")  # it answers again
+    call_on(where, lambda: time.sleep(60), 0.2, stuck=stuck)
+    assert first_silence(where).startswith("no answer")
+
+
 def test_who_cannot_be_killed_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, str]] = []
     monkeypatch.setattr(call.Child, "stop", lambda self: False)

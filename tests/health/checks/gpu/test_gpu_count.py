@@ -10,6 +10,7 @@ from fake_system import FakeSystem, context
 
 from health.checks.gpu.gpu_count import CHECK
 from health.checks.gpu.nvml import CHECK as NVML
+from health.children import child
 from health.finding import Finding
 from health.nvidia import gpus
 
@@ -347,6 +348,21 @@ def test_slow_nvml_says_how_long_it_took_and_what_to_do(stage: str, words: list[
     assert all(word in found.evidence for word in [stage, *words])
     (found,) = NVML.run(node(snapshot=snapshot([], **slow | {"killed": False})))
     assert (found.check, found.action) == ("nvml-hung", "reboot") and stage in found.evidence
+
+
+@pytest.mark.parametrize(
+    ("where", "cls", "action"),
+    [
+        ("state D in nv_open (driver nvidia)", "node", "reboot"),
+        (f"state D in nv_open {child.OTHERS}", "user", "none"),
+        ("state D in request_wait_answer", "user", "none"),
+        ("state D in handle_userfault", "user", "none"),
+    ],
+)
+def test_nvml_that_hangs_for_others_is_no_nodes_fault(where: str, cls: str, action: str) -> None:
+    hung = {"hung": True, "killed": False, "waited": 5.0, "stage": f"init ({where})"}
+    (found,) = NVML.run(node(snapshot=snapshot([], **hung)))
+    assert (found.check, found.cls, found.action) == ("nvml-hung", cls, action)
 
 
 @pytest.mark.parametrize("stage", ["slurm.conf (state D in rpc_wait)", "import", "fork"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fake_host import SLURM_CONF, SPOOL, healthy, ids, process
-from fake_system import NOW, context, log
+from fake_system import NOW, UPTIME, context, log
 
 from health.checks.host import clock, cpu, services, slurmd
 from health.node.system import CommandOutput, PathEntry
@@ -121,14 +121,19 @@ def test_a_required_unit_is_seen_in_its_cgroup(path: str) -> None:
     assert services.CHECK.run(healthy(more={path: "812\n"}, options=options)) == []
 
 
-@pytest.mark.parametrize(("killed", "cls"), [("sssd", "user"), ("other", "node")])
-def test_a_service_that_had_no_memory_left_is_no_nodes_fault(killed: str, cls: str) -> None:
+@pytest.mark.parametrize(
+    ("killed", "ago", "cls"),
+    [("sssd", 600.0, "user"), ("other", 600.0, "node"), ("sssd", 7200.0, "node")],
+)
+def test_a_service_that_had_no_memory_left_is_no_nodes_fault(
+    killed: str, ago: float, cls: str
+) -> None:
     line = f"Out of memory: Killed process 71 ({killed}) total-vm:1kB, anon-rss:1kB"
     system = healthy(
         commands={show("sssd.service"): CommandOutput(0, said("loaded", "failed", "failed"), "")},
         options={"services": {"required": ["sssd"]}},
     )
-    system.kmsg = log(line, level=3, time=500.0)
+    system.kmsg = log(line, level=3, time=UPTIME - ago)
     [finding] = services.CHECK.run(system)
     assert (finding.check, finding.cls) == ("service-down", cls)
 
@@ -375,6 +380,15 @@ def test_the_usual_socket_is_only_a_guess() -> None:
 )
 def test_a_munged_that_died(more: dict[str, str], others: Any, found: list[Any]) -> None:
     assert ids(slurmd.CHECK.run(healthy(others, more=more))) == found
+
+
+@pytest.mark.parametrize(("killed", "cls"), [(900, "user"), (70, "node")])
+def test_only_a_munged_that_was_killed_itself_had_no_memory_left(killed: int, cls: str) -> None:
+    """An earlier one was killed for memory, and started anew."""
+    system = healthy(more={"/proc/900/comm": "sh\n"})
+    system.kmsg = log(f"Out of memory: Killed process {killed} (munged) total-vm:1kB", level=3)
+    [finding] = slurmd.CHECK.run(system)
+    assert (finding.check, finding.cls) == ("munge-dead", cls)
 
 
 def test_processes_that_cannot_be_listed_say_nothing_about_munged() -> None:

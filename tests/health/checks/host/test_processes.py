@@ -355,6 +355,17 @@ def test_a_driver_is_not_blamed_while_a_user_may_hold_its_lock(channel: str) -> 
     assert (finding.check, finding.cls, finding.action) == ("process-stuck", "user", "none")
 
 
+@pytest.mark.parametrize(("state", "cls"), [("D", "user"), ("S", "node")])
+def test_a_driver_is_not_blamed_beside_a_wait_for_a_file_server(state: str, cls: str) -> None:
+    """A thread of the file system's own that has nothing to do (S) holds nothing."""
+    stuck = process(4000, "python3", "D", uid=1003, killed=True, wchan=NVIDIA)
+    holder = process(4001, "python3", "S", uid=1003)
+    at = "/proc/4001/task/4002"
+    more = {f"{at}/wchan": NFS, f"{at}/stat": f"4002 (x) y) {state} 1 1"}
+    finding, _ = run(healthy((stuck, holder), more=more, context=SWEEP))
+    assert (finding.check, finding.cls) == ("process-stuck", cls)
+
+
 @pytest.mark.parametrize(("uid", "found"), [(0, []), (1003, [(FAIL, "process-stuck", "")])])
 def test_the_gates_own_children_are_never_judged(uid: int, found: list[Any]) -> None:
     lost = process(4000, "robust-gate", "D", uid=uid, killed=True, wchan="request_wait_answer")
