@@ -199,7 +199,7 @@ def _stale_jobs(room: Room) -> Got:
         thread.join()
     what = f"{known} pages of jobs are asked for by 24 visitors: the first page was refused "
     what += f"{refused} of {asked} times, and came after {worst:.2f} s at worst"
-    return Got(what=what, succeeded=refused > asked / 4 or worst > WITHIN + 1)
+    return Got(what=what, succeeded=refused > asked / 4)  # large records alone take seconds
 
 
 def _asked(room: Room) -> int:
