@@ -123,7 +123,6 @@ def _stub(stub: Stub, site: Site) -> str:
         "unloaded": UNLOADED,
         "dirs": site.prefix.dirs,
         "config": f"{site.etc}/{SETTINGS}",
-        "watched": True,
         **stub._asdict(),
     }
     drains = site.on_missing == "drain" and stub.name != "healthcheck"

@@ -145,26 +145,20 @@ def parse(records: Sequence[Mapping[str, Any]], now: float = ANY_CLOCK) -> list[
     """The drains that stand, in the order of the file; what is no drain is left out. Pure.
 
     A drain with a time after ``now`` was dated by a clock that was wrong, or is: it counts as made
-    just before the records that follow it, or now.
+    just before the records that follow it, or now. ``breaker.AHEAD_S`` is for Slurm's list alone.
     """
-    found: dict[Drain, int] = {}
-    for place, record in enumerate(records):
+    found: dict[Drain, Drain | None] = {}  # None: withdrawn
+    latest = now  # that a record's true time can be
+    for record in reversed(records):
         drain = _drain(record)
-        if drain is None or record.get("refused"):
+        if drain is None:
             continue
-        if record.get("withdrawn"):
-            found.pop(drain, None)
-        else:
-            found[drain] = place
-    latest = [now] * len(records)  # that a record's true time can be
-    for place in range(len(records) - 2, -1, -1):
-        after = _drain(records[place + 1])
-        known = after is not None and after.time <= now
-        latest[place] = min(latest[place + 1], after.time) if after and known else latest[place + 1]
-    return [
-        drain if drain.time <= now else drain._replace(time=latest[place])
-        for drain, place in found.items()
-    ]
+        if not record.get("refused") and drain not in found:
+            dated = drain if drain.time <= now else drain._replace(time=latest)
+            found[drain] = None if record.get("withdrawn") else dated
+        if drain.time <= now:
+            latest = min(latest, drain.time)
+    return [drain for drain in reversed(found.values()) if drain is not None]
 
 
 def _drain(record: Mapping[str, Any]) -> Drain | None:

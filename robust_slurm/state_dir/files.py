@@ -119,7 +119,7 @@ def job_dirs(
     most: int = MAX_JOBS,
     only: int | None = None,
 ) -> list[tuple[int, Path]]:
-    """The newest jobs with a directory, newest first.
+    """The newest jobs with a directory: those that Slurm knows, then the others; newest first.
 
     Every user can make directories there, also for jobs of others and for jobs to come. What Slurm
     knows (``owners``: job id → uid) decides which directory is the job's and which ids can exist.
@@ -167,7 +167,7 @@ def _job_dirs(
             first = job in known or of[owner] < share
             (chosen if first else more).append((job, jobs / name))
             of[owner] += 1
-    taken = sorted([*chosen, *more][:most], key=lambda one: -one[0])
+    taken = sorted([*chosen, *more][:most], key=lambda one: (one[0] not in known, -one[0]))
     return taken, len(more) - (len(taken) - len(chosen)) + len(ids) - looked
 
 
@@ -286,7 +286,7 @@ def read_jobs(
                 tuple(rosters),
             )
         )
-    return found, problems
+    return sorted(found, key=lambda one: -one.job_id), problems
 
 
 def _withdrawals(job_dir: Path, problems: list[str], budget: RecordBudget) -> list[NodeReport]:

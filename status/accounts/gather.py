@@ -50,7 +50,7 @@ def read_histories(
             run.points, run.placings = paces(run.points, incidents), []
         if (one := history(job, name, owner, rosters, incidents, runs, view, now)) is not None:
             found.append(one)
-    return found, problems
+    return sorted(found, key=lambda one: -one.job_id), problems
 
 
 def paces(points: Sequence[Point], incidents: Sequence[IncidentRecord]) -> list[Point]:

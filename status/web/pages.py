@@ -21,7 +21,7 @@ from status.views.overview import duration, node_word
 
 FRESH_S = 5.0  # s for which a page is reused, however often it is requested
 MOST_CACHED = 64
-NEW_JOBS = 10  # pages of jobs that are not kept, made in FRESH_S; more are refused with 503
+NEW_JOBS = 10  # pages of jobs made in FRESH_S; beyond, the copy that is kept is shown, or 503
 JOB_WAIT_S = 2.0  # for other jobs' pages that are being made
 REFRESH_S = 15  # s after which a browser loads a page anew
 _JOB = re.compile(r"/job/([1-9]\d{0,9})", re.ASCII)
@@ -72,17 +72,17 @@ class Pages:
 
     def _job_page(self, path: str, number: int) -> Response:
         made: Response | None
-        made, known = self._kept(path)
+        stale: Response | None
+        made, stale = self._kept(path)
         if made is not None:
             return made
         with self._keeping:
             now = self._clock()
-            if not known and len(self._new) == NEW_JOBS and now - self._new[0] < FRESH_S:
-                return _BUSY
-            if not known:
+            enough = len(self._new) == NEW_JOBS and now - self._new[0] < FRESH_S
+            if not enough:
                 self._new.append(now)
-        if not self._job_lock.acquire(timeout=JOB_WAIT_S):
-            return _BUSY
+        if enough or not self._job_lock.acquire(timeout=JOB_WAIT_S):
+            return stale or _BUSY
         try:
             made = self._kept(path)[0]
             return made or self._keep(path, self._job(number))
@@ -106,12 +106,12 @@ class Pages:
             made: T | None = self._kept(key)[0]
             return made if made is not None else self._keep(key, make())
 
-    def _kept(self, key: str) -> tuple[Any, bool]:
-        """Return what is kept and fresh, or None; and whether anything is kept."""
+    def _kept(self, key: str) -> tuple[Any, Any]:
+        """Return what is kept and fresh, or None; and what is kept, however old, or None."""
         with self._keeping:
             when, made = self._made.get(key, (0.0, None))
             fresh = made is not None and self._clock() - when < FRESH_S
-            return made if fresh else None, made is not None
+            return made if fresh else None, made
 
     def _keep(self, key: str, value: T) -> T:
         with self._keeping:

@@ -109,19 +109,27 @@ def _site(room: Room) -> None:
     (room.top / "asked").chmod(0o666)
 
 
+def _large_jobs(room: Room, count: int, steps: int = 1) -> None:
+    """Write rosters of 1,000 nodes for each step of jobs 1 to ``count``."""
+    member = '{"name":"node%d","ranks":[0,1,2,3],"role":"active"}'
+    nodes = ",".join(member % n for n in range(1000))
+    for job in range(1, count + 1):
+        directory = room.directory(f"state/jobs/{job}", MALLORY)
+        now = time.time()
+        words = f'"job_id":{job},"started":{now - 60},"updated":{now},"state":"running"'
+        (directory / "roster.0.json").write_text(f'{{{words},"nodes":[{nodes}]}}')
+        for step in range(1, steps):
+            (directory / f"roster.{step}.json").hardlink_to(directory / "roster.0.json")
+        room.own(directory)
+
+
 def _held(say: bytes, count: int, small: bool = False, big: bool = False) -> Any:
     """Return an attack that holds the page up by open connections."""
 
     def attack(room: Room) -> Got:
         _site(room)
         if big:  # a page that fits into no buffer
-            for job in range(1, 120):
-                directory = room.directory(f"state/jobs/{job}", MALLORY)
-                member = '{"name":"node%d","ranks":[0,1,2,3],"role":"active"}'
-                nodes = ",".join(member % n for n in range(1000))
-                words = f'"job_id":{job},"updated":{time.time()},"state":"running"'
-                (directory / "roster.0.json").write_text(f'{{{words},"nodes":[{nodes}]}}')
-                room.own(directory)
+            _large_jobs(room, 119)
         page = _Page(room)
         held = [page.connect(say, small) for _ in range(count)]
         time.sleep(0.5)
@@ -161,6 +169,37 @@ def _new_jobs(room: Room) -> Got:
     what = f"{pages} pages asked for: {rate:.1f} questions a second for Slurm"
     what += f"; the first page comes after {worst:.2f} s at worst"
     return Got(what=what, succeeded=rate > 5 or worst > WITHIN + 1)
+
+
+def _stale_jobs(room: Room) -> Got:
+    """Ask again and again for 60 pages of jobs with large records, which are kept but old."""
+    _site(room)
+    _large_jobs(room, 60, steps=8)
+    page = _Page(room)
+    paths = [f"/job/{job}" for job in range(1, 61)]
+    known = sum(page.takes(path) < 12 for path in paths)
+    began = time.monotonic()
+
+    def visit(first: int) -> None:
+        while time.monotonic() < began + 12:
+            for path in paths[first::24]:
+                page.get(path)
+
+    threads = [Thread(target=visit, args=(first,)) for first in range(24)]
+    for thread in threads:
+        thread.start()
+    time.sleep(1)
+    refused, asked, worst = 0, 0, 0.0
+    while time.monotonic() < began + 11:
+        before = time.monotonic()
+        refused += page.get("/")[0] != 200
+        asked, worst = asked + 1, max(worst, time.monotonic() - before)
+        time.sleep(0.2)
+    for thread in threads:
+        thread.join()
+    what = f"{known} pages of jobs are asked for by 24 visitors: the first page was refused "
+    what += f"{refused} of {asked} times, and came after {worst:.2f} s at worst"
+    return Got(what=what, succeeded=refused > asked / 4)  # large records alone take seconds
 
 
 def _asked(room: Room) -> int:
@@ -258,6 +297,13 @@ ATTACKS = [
         tries="pages of ever new jobs, to keep Slurm and the page busy",
         run=_new_jobs,
         seconds=120,
+    ),
+    Attack(
+        name="web_stale_jobs",
+        row="web",
+        tries="old pages of jobs that are kept, to stop the page",
+        run=_stale_jobs,
+        seconds=240,
     ),
     Attack(
         name="web_markup",

@@ -24,6 +24,7 @@ pytestmark = [
         "web_crowd",
         "web_markup",
         "web_new_jobs",
+        "web_stale_jobs",
         "wire_downgrade",
         "wire_reflection",
         "wire_replay",

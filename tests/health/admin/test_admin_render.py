@@ -6,6 +6,7 @@ import io
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -88,6 +89,22 @@ def test_a_stub_as_slurmd_starts_it(tmp_path: Path, module: str, arguments: str)
     )
     assert done.returncode == 2, done.stderr
     assert done.stdout == f"[]\n/etc/r/robust.toml {arguments} None\n"
+
+
+def test_the_gate_of_a_stub_can_be_ended_by_its_alarm(tmp_path: Path) -> None:
+    """slurmd's threads block signals, and what they start inherits that."""
+    path = stub(tmp_path, "health.sweep", SITE)
+    (tmp_path / "it's a dir" / "health" / "sweep.py").write_text(
+        "import signal\n"
+        "def main(argv):\n"
+        "    print(signal.SIGALRM in signal.pthread_sigmask(signal.SIG_BLOCK, []))\n"
+        "    return 0\n"
+    )
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+    try:
+        assert started(path).stdout == "False\n"
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def started(path: Path) -> subprocess.CompletedProcess[str]:

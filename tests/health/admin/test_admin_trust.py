@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+from admin_prefix import REPOSITORY
 
 from health.admin import trust
 from health.admin.doctor import site_rules
@@ -62,6 +65,44 @@ def test_who_could_change_a_file(tmp_path: Path) -> None:
 
 def said(path: Path) -> str:
     return str(look.hole(str(path)) or "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="files of others are judged: root")
+@pytest.mark.parametrize(
+    ("tool", "instead", "told"),
+    [
+        ("", "", "ran"),
+        ("namei", "", "namei is not installed"),
+        ("namei", "exit 1", "was not run"),
+        ("awk", "exit 1", "was not run"),
+        ("find", "", "find is not installed"),
+        ("find", "exit 1", "could not be looked at whole"),
+        ("find", 'case "$*" in -L*) ;; *) exit 1 ;; esac', "could not be looked at whole"),
+    ],
+)
+def test_a_look_that_fails_finds_nothing_good(
+    tmp_path: Path, tool: str, instead: str, told: str
+) -> None:
+    """Without ``namei`` anything was run as root: what came out of it was empty."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("id", "namei", "awk", "find"):
+        if name != tool:
+            (tools / name).symlink_to(str(shutil.which(name)))
+        elif instead:
+            (tools / name).write_text(f"#!/bin/sh\n{instead}\n")
+            (tools / name).chmod(0o755)
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "module.py").touch()
+    (code / "link.py").symlink_to(code / "module.py")
+    text = (REPOSITORY / "templates" / "look.sh").read_text()
+    script = text.replace("PATH=/usr/sbin:/usr/bin:/sbin:/bin", f"PATH={tools}")
+    assert script != text
+    argv = ["/bin/sh", "-c", script, "sh", str(code), "--", "/bin/echo", "ran"]
+    done = subprocess.run(argv, env={}, capture_output=True, text=True, timeout=30)
+    assert told in done.stdout + done.stderr
+    assert (done.returncode == 0) is (done.stdout == "ran\n") is (not tool)
 
 
 def test_the_interpreter_of_the_active_tests() -> None:

@@ -278,6 +278,24 @@ def test_jobs_of_slurm_are_read_before_directories_of_forgotten_ones(tmp_path: P
     assert [one.job_id for one in found.rosters] == [7]
 
 
+def test_finished_jobs_do_not_use_up_what_a_running_one_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Newer ones of the same user were read first, and their budget was spent."""
+    monkeypatch.setattr(files, "OWNER_BYTES", 64 << 10)
+    for job in (7, *range(100, 120)):
+        (tmp_path / "jobs" / str(job)).mkdir(parents=True)
+        record = roster(job_id=job, pad="x" * 8192)
+        (tmp_path / "jobs" / str(job) / "roster.0.json").write_text(json.dumps(record))
+        (tmp_path / "jobs" / str(job) / "incidents.jsonl").write_text(json.dumps(incident()) + "\n")
+    owners = {7: os.getuid(), 120: 5}
+    read = [one.job_id for one in read_state(tmp_path, owners).rosters]
+    assert read[:2] == [7, 119] and 100 not in read
+    jobs = read_jobs(tmp_path, owners)[0]
+    assert [one.job_id for one in jobs] == [*range(119, 99, -1), 7], "newest first all the same"
+    assert jobs[-1].incidents
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")
 def test_one_users_directories_hide_no_job_of_another(tmp_path: Path) -> None:
     """Without Slurm's word, 500 directories of jobs to come hid all others, as did a later name."""

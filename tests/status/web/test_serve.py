@@ -196,6 +196,23 @@ def test_pages_of_jobs_hold_up_no_other_page() -> None:
             assert pages.get("/").status == 200
 
 
+def test_stale_pages_of_jobs_do_not_wait_for_each_other() -> None:
+    """24 visitors of 60 old pages held every thread, and "/" was refused 40 times of 40."""
+    now = [100.0]
+    with demo(NOW) as source:
+        pages = Pages(source, lambda families, accept: (b"", "x"), lambda: now[0])
+        for number in range(1, 31):
+            now[0] += 1
+            assert pages.get(f"/job/{number}").status == 404
+        now[0] += 60
+        held = MagicMock(acquire=MagicMock(return_value=False))
+        pages._job_lock = held
+        said = [pages.get(f"/job/{number}") for number in range(1, 31)]
+        assert held.acquire.call_count == NEW_JOBS
+        assert [page.status for page in said] == [404] * 30, "the copies that are kept"
+        assert said[29].body == b"no record of job 30\n"
+
+
 def test_it_says_what_it_cannot_do(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
