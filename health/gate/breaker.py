@@ -57,7 +57,7 @@ class Drain(NamedTuple):
 
 
 AHEAD_S = 86_400.0
-"""Seconds ahead of the clock at which a drain may be dated to count."""
+"""Seconds ahead of the clock at which a drain in Slurm's list may be dated to count."""
 FLOOR = {False: 2, True: 3}
 """Nodes that may stand drained in a fleet of any size: for a cause, and for hard evidence."""
 
@@ -125,7 +125,8 @@ def allowed(
 
     Nodes are counted, not drains: the same node again is no wider blast radius. A record from the
     future counts, as a clock may have been set back; one from more than a day ahead is a clock gone
-    wrong, and would bind the breaker for ever. The ledger's order dates those better (``reserve``).
+    wrong, and would bind the breaker for ever. The
+    ledger's records are dated by its order before (``reserve.parse``): this is for Slurm's list.
     """
     job = own.job if own.cause != HARD_CAUSE else 0  # no job breaks a part of a node
     others = [d for d in drains if d.node != own.node and d.cause == own.cause]
