@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
+import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from admin_prefix import packages_of
 from gate_lab import FREE, GateLab, gate_lab
 from places import PROGRAMS
 from waiting import until
@@ -20,7 +24,15 @@ pytest.importorskip("torch")
 
 LIMIT = 150.0  # s; importing torch on every node, on few cores, is most of it
 WRONG = PROGRAMS / "wrong"
-BRIEF = f"PYTHONPATH={WRONG} LAB_BRIEF=1"  # each test for a tenth of its time
+BRIEF = {"LAB_BRIEF": "1"}  # each test for a tenth of its time
+ODD = """import os, runpy, sys
+cases = {cases!r}
+found = cases.get(os.environ.get("SLURMD_NODENAME"), cases["*"])
+if "NO_TORCH" in found:
+    sys.path.insert(0, found["NO_TORCH"])
+os.environ.update(found)
+runpy.run_path({wrong!r} + "/sitecustomize.py")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -41,16 +53,24 @@ def python(site: GateLab) -> Path:
     return site.etc.parent / "prefix" / "bin" / "python3"
 
 
-def odd_python(site: GateLab, **env: str) -> str:
-    """For nodes by name: what their python has in its environment. On others tests are brief."""
-    named = (env | {"*": BRIEF}).items()
-    cases = "".join(f"{node}) export {words};;\n" for node, words in named)
-    path = site.etc.parent / "odd-python"
-    path.write_text(
-        f'#!/bin/sh\ncase "$SLURMD_NODENAME" in\n{cases}esac\nexec {python(site)} "$@"\n'
-    )
-    path.chmod(0o755)
-    return str(path)
+def odd_python(site: GateLab, **env: dict[str, str]) -> str:
+    """Make an environment for nodes by name: what their Python has in its variables. On others
+    tests are brief. Root takes no wrapper script in its place."""
+    packages = packages_of(site.etc.parent / "odd")
+    python = site.etc.parent / "odd" / "bin" / "python3"
+    if not python.exists():
+        packages.mkdir(parents=True)
+        python.parent.mkdir()
+        base = Path(os.path.realpath(sys.executable))
+        python.symlink_to(base)
+        (site.etc.parent / "odd" / "pyvenv.cfg").write_text(f"home = {base.parent}\n")
+        own = packages_of(site.etc.parent / "prefix")
+        (packages / "odd.pth").write_text(
+            f"{own}\n{sysconfig.get_path('purelib')}\nimport odd_here\n"
+        )
+    cases = env | {"*": BRIEF}
+    (packages / "odd_here.py").write_text(ODD.format(cases=cases, wrong=str(WRONG)))
+    return str(python)
 
 
 def argv(site: GateLab, *words: str) -> list[str]:
@@ -102,8 +122,8 @@ def test_one_that_computes_wrongly_and_one_where_torch_cannot_start(site: GateLa
     (broken / "torch.py").write_text('raise ImportError("libcudart.so.12 is not here")\n')
     odd = odd_python(
         site,
-        n2=f"PYTHONPATH={broken}",
-        n3=f"{BRIEF} LAB_WRONG=flip LAB_WRONG_NODE=n3 LAB_WRONG_FILE={switch}",
+        n2={"NO_TORCH": str(broken)},
+        n3={**BRIEF, "LAB_WRONG": "flip", "LAB_WRONG_NODE": "n3", "LAB_WRONG_FILE": str(switch)},
     )
     done = burn_in(site, "n[1-4]", "--python", odd)
     assert done.returncode == 1, done.stdout + done.stderr

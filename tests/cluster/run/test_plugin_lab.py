@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from admin_prefix import make_prefix
 from jobs import TOY, Training, prepared
 
 from bench.releases.plugin import headers
@@ -93,7 +94,11 @@ class Site:
             (self.slurm / name).write_text(text)
         self.reconfigure("JobSubmitPlugins=lua\n")
         where = ["--slurm-include", headers(lab)] if headers(lab) else []
+        # Root takes no prefix with an editable install; its robust-srun runs as the user.
+        prefix = make_prefix(lab.spec.dir / "prefix")
+        shutil.copy(Path(sys.prefix) / "bin" / "robust-srun", prefix / "bin")
         self.admin = [ADMIN, "{}", "--plugin", "--etc", etc, "--yes", "--json"]
+        where += ["--prefix", str(prefix)]
         found = self.change("install", *where)
         assert (found["machines"][0]["result"], found["machines"][0]["error"]) == ("done", "")
         assert {name: (self.slurm / name).read_text() for name in OWN} == OWN, "it only prints"
