@@ -6,7 +6,7 @@ import re
 
 from health.check import Check, Condition
 from health.children.child import OTHERS
-from health.children.kernel_waits import waits_for_others
+from health.children.kernel_waits import waits_for_server, waits_for_user
 from health.finding import Finding
 from health.node.gpu_snapshot import Device, GpuSnapshot, Lost
 from health.node.system import System
@@ -139,7 +139,9 @@ def _whole(snapshot: GpuSnapshot) -> list[Finding]:
 def _behind(stage: str) -> bool:
     """Return whether it may hang because of somebody else, and not in the driver."""
     channel = re.search(r"state D in (\S+?)\)?(?: |$)", stage)
-    return OTHERS in stage or bool(channel and waits_for_others(channel[1]))
+    # It is a process of the gate's: no FUSE daemon of a user's can be what it asks.
+    name = channel[1] if channel else ""
+    return OTHERS in stage or (waits_for_server(name, "") and not waits_for_user(name))
 
 
 def _haste(stage: str) -> str:

@@ -27,7 +27,7 @@ def test_a_request_that_comes_again_is_answered_again_and_not_carried_out_again(
     monkeypatch.setattr(
         Store, "stock", lambda self, *a, **more: (looks.append(1), whole(self, *a, **more))[1]
     )
-    store = SnapshotStore(loop, 0, tmp_path, b"k" * 32, emit, TaskOptions(), ())
+    store = SnapshotStore(loop, 0, tmp_path, b"k" * 32, emit, TaskOptions())
     try:
         store.handle(TakeStock(7))
         store.handle(TakeStock(7))  # before the first is answered: there will be an answer

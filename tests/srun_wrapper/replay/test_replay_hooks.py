@@ -29,9 +29,7 @@ def test_a_replay_is_no_epoch_for_the_store(
 ) -> None:
     store = Store()
     monkeypatch.setattr("srun_wrapper.agent.snapshot_store.Store", lambda *_a, **_more: store)
-    snapshots = SnapshotStore(
-        Loop(), 0, tmp_path, b"k" * 32, lambda _message: None, TaskOptions(), ()
-    )
+    snapshots = SnapshotStore(Loop(), 0, tmp_path, b"k" * 32, lambda _message: None, TaskOptions())
     for epoch, env in ((1, {}), (2, {"ROBUST_REPLAY": "1"}), (3, {})):
         snapshots.begin(Start(epoch, env, (), 0.0, 0, False, 8, "n0", 7000))
     assert store.begun == [1, 3]

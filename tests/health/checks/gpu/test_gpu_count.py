@@ -355,8 +355,8 @@ def test_slow_nvml_says_how_long_it_took_and_what_to_do(stage: str, words: list[
     [
         ("state D in nv_open (driver nvidia)", "node", "reboot"),
         (f"state D in nv_open {child.OTHERS}", "user", "none"),
-        ("state D in request_wait_answer", "user", "none"),
-        ("state D in handle_userfault", "user", "none"),
+        ("state D in rpc_wait_bit_killable", "user", "none"),
+        ("state D in request_wait_answer", "node", "reboot"),  # the gate's own: no user's daemon
     ],
 )
 def test_nvml_that_hangs_for_others_is_no_nodes_fault(where: str, cls: str, action: str) -> None:

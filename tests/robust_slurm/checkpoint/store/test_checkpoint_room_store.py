@@ -80,11 +80,9 @@ def test_the_supervisors_order_makes_room_in_every_slot_until_the_ranks_come(
 ) -> None:
     loop = Loop()
     stores = [
-        SnapshotStore(
-            loop, local, tmp_path, b"k" * 32, lambda _message: None, TaskOptions(), ()
-        )
+        SnapshotStore(loop, local, tmp_path, b"k" * 32, lambda _message: None, TaskOptions())
         for local in (0, 1)
-    ]  # fmt: skip
+    ]
     directory = tmp_path / "ckpt"
     try:
         for store in stores:
