@@ -11,10 +11,11 @@ waits for a file server or a page-fault handler: memory of such a file may be th
 from __future__ import annotations
 
 # Functions in which a process waits for a FUSE daemon or a handler of page faults: any user's.
-_USERS = ("fuse_", "__fuse_", "request_wait_answer", "handle_userfault", "userfaultfd_")
+_FUSE = ("fuse_", "__fuse_", "request_wait_answer")
+_USERS = (*_FUSE, "handle_userfault", "userfaultfd_")
 # … and for a file server.
 _FILE_SERVER = (
-    *("nfs", "rpc_", "xprt_", "fuse_", "__fuse_", "request_wait_answer", "ceph"),
+    *("nfs", "rpc_", "xprt_", *_FUSE, "ceph"),
     *("lustre", "ll_", "ptlrpc", "cl_", "osc_", "ldlm_", "cxiWaitEvent"),
 )
 # Modules of clients whose functions have no common name: GPFS, BeeGFS, WekaFS, SMB, PanFS, AFS …

@@ -38,7 +38,7 @@ SILENT = Condition(
 UNLOADED = 97  # exit code: the gate did not run; the stub does then what on_missing says
 RECORD_S = 2.0  # for the history, here and on the shared file system
 LOCAL_S = 1.0  # for the history here alone
-# What a drain imports, so that it is there also when the packages are gone.
+# The modules of a drain, loaded ahead: the packages may be gone when it is due.
 _DRAIN = (
     *("robust_slurm.slurm", "health.history.events", "health.gate.act", "health.node.trust"),
     *("health.gate.slurms_records", "health.checks.gpu.xid", "traceback", "socket"),

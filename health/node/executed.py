@@ -18,7 +18,7 @@ _MOST = 1 << 20  # bytes read of a script, or of a *.pth file
 _SCRIPTS = 20  # that call one another
 _VERSION = re.compile(r"python(\d+\.\d+)")
 _PACKAGES = ("site-packages", "dist-packages")
-# Programs that run what their words name.
+# Programs that run those that their words name.
 _RUNNER = re.compile(
     r"(ba|da|k|z|c|tc|fi|a)?sh|busybox|env|timeout|nice|ionice|nohup|setsid|stdbuf|sudo|runuser|su|"
     r"flock|xargs|time|chrt|taskset|numactl|(python|perl|ruby|lua|tclsh|node|php|[gmn]?awk)[\d.]*"
@@ -27,9 +27,7 @@ _PATH = re.compile(r"(?<![\w.$}~*?/-])/[\w.+@%,/-]*\w")
 # PATH, LD_LIBRARY_PATH, PYTHONPATH: directories of programs and code.
 _SEARCHED = re.compile(r"\b(?:\w*PATH|LD_PRELOAD|LD_AUDIT)=([^\s;&|]+)")
 _ENTERED = re.compile(r"\b(?:cd|pushd)\s+(/[\w.+@%,/-]*)")
-# What stands before a path that is only tested, or written to.
-_DATA = re.compile(r"(>|\[\[?\s[^\]\n;]*|\btest\s[^\n;&|]*)$")
-# What stands before a path that a shell executes.
+# The text before a path that a shell executes.
 _EXECUTES = re.compile(
     r"(^|[;&|(){`!\n])\s*((then|do|else|elif|if|while|until|exec|eval|source|command|\.|"
     + rf"(/\S*/)?({_RUNNER.pattern})"
@@ -258,7 +256,5 @@ def _named(text: str) -> Iterator[str]:
         yield from _ENTERED.findall(text)
     for found in _PATH.finditer(text):
         before = text[max(0, found.start() - 200) : found.start()].rpartition("\n")[2]
-        if _DATA.search(before.rstrip() if before.rstrip().endswith(">") else before):
-            continue
-        if _EXECUTES.search(before):
+        if _EXECUTES.search(before) and not before.rstrip().endswith(">"):
             yield found[0]

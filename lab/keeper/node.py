@@ -7,18 +7,18 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
 
 from lab import linux
+from lab.daemon import start_daemon
 from lab.errors import LabError
 from lab.keeper.mounts import Cover, build_view
 from lab.kernel import uml
 from lab.slurm import accounting
-from lab.spec import HEAD, NETMASK, SLURMCTLD_PORT, UID, LabSpec, address, root_env
+from lab.spec import HEAD, NETMASK, SLURMCTLD_PORT, UID, LabSpec, address
 
 NAMESPACES = (
     linux.CLONE_NEWPID
@@ -133,30 +133,12 @@ def _reap() -> list[tuple[int, int]]:
         ended.append((pid, status))
 
 
-def _daemon(spec: LabSpec, name: str, argv: list[str]) -> int:
-    with spec.log(name).open("ab") as log:
-        child = subprocess.Popen(
-            argv,
-            env=root_env(spec),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            preexec_fn=_unblock,
-        )
-    return child.pid
-
-
-def _unblock() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, set())
-
-
 def start_compute(spec: LabSpec, node: str) -> dict[int, str]:
     if spec.kernel:
         (spec.node_dir / "uml").mkdir(mode=0o755)
         os.chown(spec.node_dir / "uml", UID, UID)
-        return {_daemon(spec, f"kernel-{node}", uml.command(spec, node)): KERNEL}
-    pid = _daemon(spec, f"slurmd-{node}.out", ["slurmd", "-D", "-N", node])
+        return {start_daemon(spec, f"kernel-{node}", uml.command(spec, node)): KERNEL}
+    pid = start_daemon(spec, f"slurmd-{node}.out", ["slurmd", "-D", "-N", node])
     return {pid: "slurmd"}
 
 
@@ -173,7 +155,7 @@ def start_head(spec: LabSpec) -> dict[int, str]:
     ]
 
     def start(name: str, argv: list[str], answers: Callable[[], bool]) -> int:
-        pid = _daemon(spec, name, argv)
+        pid = start_daemon(spec, name, argv)
         _wait(name, pid, answers)
         return pid
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from lab import linux
+from lab.daemon import start_daemon
 from lab.kernel import agent
 from lab.spec import NETMASK, OWN_DIRS, ROOT, LabSpec, address, root_env
 
@@ -38,7 +39,7 @@ def main(name: str, node: str) -> None:
     linux.set_link("eth0", True)
     os.chdir("/")
     _start_munged(spec, node)
-    _daemon(spec, f"slurmd-{node}.out", ["slurmd", "-D", "-N", node])
+    start_daemon(spec, f"slurmd-{node}.out", ["slurmd", "-D", "-N", node])
     agent.serve(address(node))
 
 
@@ -71,20 +72,8 @@ def _start_munged(spec: LabSpec, node: str) -> None:
     words = [f"--socket={spec.munge_socket}", f"--key-file={spec.dir}/etc/munge.key"]
     words += [f"--seed-file={spec.node_dir}/munge.seed", f"--pid-file={spec.node_dir}/munged.pid"]
     log = f"--log-file={spec.node_dir}/munged.log"
-    _daemon(spec, f"munged-{node}", ["munged", "--foreground", "--num-threads=2", log, *words])
+    start_daemon(spec, f"munged-{node}", ["munged", "--foreground", "--num-threads=2", log, *words])
     _wait("munged", spec.munge_socket.exists)
-
-
-def _daemon(spec: LabSpec, name: str, argv: list[str]) -> None:
-    with spec.log(name).open("ab") as log:
-        subprocess.Popen(
-            argv,
-            env=root_env(spec),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
 
 
 def _wait(name: str, answers: Callable[[], bool]) -> None:

@@ -35,8 +35,8 @@ def check(spec: LabSpec) -> None:
 def command(spec: LabSpec, node: str) -> list[str]:
     """Return the command that boots the node (in its namespaces, its eth0 up without an address).
 
-    What a guest writes into a directory of the host belongs to the user of the kernel's process: so
-    that is the lab's user, with the few capabilities that a guest's root needs.
+    Files that a guest writes into a directory of the host belong to the user of the kernel's
+    process: so that is the lab's user, with the few capabilities that a guest's root needs.
     """
     caps = ",".join(f"+{name}" for name in _CAPS.split(","))
     setpriv = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"]

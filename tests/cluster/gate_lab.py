@@ -50,7 +50,7 @@ class GateLab:
         self.lab = lab
         top = lab.spec.dir / "site"
         self.etc, self.state = top / "etc", top / "state"
-        # What a guest writes into the host's file system is not root's.
+        # Files that a guest writes into the host's file system are not root's.
         self.state_dir = lab.spec.disk_dir / "state" if lab.spec.kernel else self.state
         top.mkdir(mode=0o755)
         self.etc.mkdir(mode=0o755)
