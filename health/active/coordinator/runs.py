@@ -109,7 +109,12 @@ def on_this_machine(plan: RunPlan) -> RunResult:
             model=_model(here), dcgm_level=plan.dcgm_level,
         )  # fmt: skip
         outcome = with_tools(outcome, {node: ran})
-    disturbed = gpu_use.busy(gpu_use.take()) if use and not held else ()
+    after = gpu_use.take() if use else ()
+    disturbed = () if held else gpu_use.busy(after)
+    for number in sorted({gpu.number for gpu in use} - {gpu.number for gpu in after}):
+        if after:  # else NVML itself gave no answer
+            text = "answered before the tests but not after them"
+            found.append(Finding("FAIL", "node", "active-gpu-lost", f"gpu{number}", text, "reboot"))
     seconds = plan.wanted.limit - (ends - time.monotonic())
     more = {node: (*outcome.more.get(node, ()), *found)}
     return RunResult(outcome._replace(seconds=seconds, more=more), disturbed)

@@ -157,6 +157,7 @@ class Pairing:
         facts = self._facts()
         left = [n for n in self._nodes if not facts.proofs(n) and not facts.unstartable(n)]
         left = self._shuffled(left)
+        left.sort(key=lambda node: len(self._met[node]))
         proven = [node for node in left if facts.passed[node]]
         if not proven or (self._limit() is None and len(self._nodes) > ENOUGH):
             return self._match(left, left)
