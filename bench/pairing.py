@@ -31,7 +31,7 @@ from health.active.judging.pairing import Pair, Pairing, PairResult
 SIZES = (128, 1000)
 NOISES = (0.05, 0.10)
 BAD = (1, 2, 3, 4, 5)
-RUNS, QUICK_RUNS = 200, 5
+RUNS, QUICK_RUNS = 60, 5
 LEAF = 16
 GBPS = 40.0
 ACROSS = 0.9
