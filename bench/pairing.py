@@ -6,7 +6,6 @@ node's speed, 10 % less across leaves, times a normally distributed factor (nois
 case for each kind of fault:
 
 ``slow``          the node reaches 0.4 of a healthy one's bandwidth; slow is under 0.5
-``half``          it reaches 0.5 (a link at half its rate); slow is under 0.7
 ``wrong``         its data comes out wrong
 ``intermittent``  its data comes out wrong in every second pair
 ``baselines``     the same by measuring all pairs, and by one round of random pairs
@@ -32,7 +31,7 @@ from health.active.judging.pairing import Pair, Pairing, PairResult
 SIZES = (128, 1000)
 NOISES = (0.05, 0.10)
 BAD = (1, 2, 3, 4, 5)
-RUNS, QUICK_RUNS = 200, 5
+RUNS, QUICK_RUNS = 60, 5
 LEAF = 16
 GBPS = 40.0
 ACROSS = 0.9
@@ -48,7 +47,6 @@ class Fault(NamedTuple):
 
 FAULTS = {
     "slow": Fault(speed=0.4),
-    "half": Fault(speed=0.5, share=0.7),
     "wrong": Fault(wrong=True),
     "intermittent": Fault(wrong=True, often=0.5),
 }

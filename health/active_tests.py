@@ -10,7 +10,7 @@ from health.finding import ACTIONS, STATUSES, Finding
 Level = Literal["quick", "standard", "long"]
 LEVELS: tuple[Level, ...] = ("quick", "standard", "long")
 Need = Literal["torch", "cuda", "exclusive", "peer"]
-Scope = Literal["device", "node", "pair", "ring"]
+Scope = Literal["device", "node", "pair"]
 
 
 class Test(NamedTuple):
@@ -18,9 +18,7 @@ class Test(NamedTuple):
 
     ``seconds``: what it takes at most on a healthy node, by level (time on the device, without
     the start of the process). ``scope``: a "device" test runs on every device of a node, a "node"
-    test once on all devices together, a "pair" test on two nodes, a "ring" test on three and more.
-    ``restores``: what of a GPU's state it may disturb, compared before and after
-    (``gpu_state.py``).
+    test once on all devices together, a "pair" test on two nodes.
     """
 
     name: str
@@ -28,7 +26,6 @@ class Test(NamedTuple):
     seconds: Mapping[Level, float]
     scope: Scope
     needs: frozenset[Need]
-    restores: tuple[str, ...] = ("clocks", "power_limit")
 
 
 TESTS: tuple[Test, ...] = (
@@ -74,20 +71,8 @@ TESTS: tuple[Test, ...] = (
         "pair",
         frozenset({"torch", "exclusive", "peer"}),
     ),
-    Test(
-        "ring",
-        "all-reduce among the nodes of each leaf switch, then through all, result checked",
-        {"quick": 3.0, "standard": 10.0, "long": 60.0},
-        "ring",
-        frozenset({"torch", "exclusive", "peer"}),
-    ),
 )
 BY_NAME: Mapping[str, Test] = {test.name: test for test in TESTS}
-
-
-def usual(level: Level) -> tuple[str, ...]:
-    """The default tests on several nodes; "quick" has no ring: it is long and names no node."""
-    return tuple(name for name in BY_NAME if name != "ring" or level != "quick")
 
 
 class Measured(NamedTuple):

@@ -26,7 +26,7 @@ from health.active.judging.profiles import Floors, with_site
 from health.active.judging.tables import PASSED, UNTESTED
 from health.active.nvidia import dcgm
 from health.active.nvidia.job_tools import TOOLS
-from health.active_tests import BY_NAME, LEVELS, Judged, Level, usual
+from health.active_tests import BY_NAME, LEVELS, Judged, Level
 from health.commands import BAD_INPUT, BadInput, settings_for
 from health.run.live import context
 from health.settings import Settings
@@ -150,7 +150,7 @@ def _test(options: argparse.Namespace, began: float, stream: IO[str]) -> int:
     here = context("deep", os.environ, options.node).node
     settings = settings_for(options.config, here, strict=not options.claimed)
     nodes = _nodes(options.nodes, here)
-    tests = _names(options.tests, level, options.nodes is not None)
+    tests = _names(options.tests, options.nodes is not None)
     limit = _LIMITS[level] if options.limit is None else options.limit
     if not 0 < limit < 1e6:
         raise BadInput(f"--limit {limit:g}: seconds, above 0")
@@ -247,7 +247,7 @@ def _judged(done: RunResult, known: Baselines, floors: Floors) -> Judged:
 _say = partial(warn, "robust-health test")
 
 
-def _names(words: Sequence[str], level: Level, on_job: bool) -> tuple[str, ...]:
+def _names(words: Sequence[str], on_job: bool) -> tuple[str, ...]:
     """The tests and tools to run: those named on the command line, else the usual ones."""
     every = [*BY_NAME, *TOOLS]
     for word in words:
@@ -257,7 +257,7 @@ def _names(words: Sequence[str], level: Level, on_job: bool) -> tuple[str, ...]:
     if words:
         return tuple(dict.fromkeys(words))
     if on_job:
-        return (*usual(level), *TOOLS)
+        return tuple(every)
     return tuple(name for name in every if name in TOOLS or "peer" not in BY_NAME[name].needs)
 
 

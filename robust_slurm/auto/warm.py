@@ -22,8 +22,6 @@ import time
 
 from robust_slurm.auto import listening
 from robust_slurm.auto.headroom import headroom
-from robust_slurm.auto.idle.pace import ImportPace
-from robust_slurm.auto.idle.thread import run_idle
 from robust_slurm.auto.importing import import_all
 from robust_slurm.auto.line import give_up, receive, send
 from robust_slurm.auto.script import Script
@@ -60,6 +58,7 @@ def serve(fd: int, known: Collection[str]) -> float:
 
 def _serve(fd: int, known: Collection[str]) -> float:
     import fcntl
+    import gc
     import json
     import socket
 
@@ -90,8 +89,8 @@ def _serve(fd: int, known: Collection[str]) -> float:
             os.environ[name] = value
     with open(order["lock"], "rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one interpreter of a node at a time
-        sources = run_idle(lambda: _prepare(order, learnt, before, known), session=True)
-    _freeze()
+        sources = _prepare(order, learnt, before, known)
+    gc.freeze()  # the pages stay shared with the ranks
     send(link, {"ready": 1, "arguments": len(sys.argv) - 1})
     while True:
         request, fds = _wait(link, sources, script)
@@ -144,8 +143,7 @@ def _prepare(
     if room < ROOM:
         raise MemoryError(f"only {room >> 20} MiB are left for a warm interpreter")
     since = time.time()
-    with ImportPace(order.get("beats", "")):
-        import_all(learnt["modules"], order["named"])
+    import_all(learnt["modules"], order["named"])
     own(before)
     elsewhere = different(learnt["modules"])
     if elsewhere:
@@ -154,14 +152,6 @@ def _prepare(
     _flush()
     gc.collect()
     return sources
-
-
-def _freeze() -> None:
-    """Keep the pages shared with the ranks. Frozen objects are found by nobody: ``run_idle`` looks
-    for some, so this comes after it."""
-    import gc
-
-    gc.freeze()
 
 
 def _flush() -> None:
@@ -203,7 +193,7 @@ def _stand_in(
     (fd,) = fds
     os.dup2(fd, link.fileno(), inheritable=False)
     os.close(fd)
-    run_idle(sources.rehearse)
+    sources.rehearse()
     return _wait(link, sources, script)
 
 

@@ -265,7 +265,7 @@ class Launcher:
             files = [imports, launch.env.get(launched.IMPORTS, "")]
             told = [Path(f) for f in files if f]
             words, own, place = launch.command, launch.env, launch.directory
-            self.warm.watch(told, process.pid, words, own, place, str(launch.record))
+            self.warm.watch(told, process.pid, words, own, place)
         if self.broker is not None:
             self.broker.watch(self._run_dir, launch.order.epoch, process.pid)
         self._on_started(Running(launch.order.epoch, process, pumps))

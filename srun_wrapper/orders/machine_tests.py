@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from health.active.coordinator.procedure import WantedTests, run
 from health.active.coordinator.session import GOODBYE_S, TestSession
-from health.active_tests import Judged, usual
+from health.active_tests import BY_NAME, Judged
 from robust_slurm.text import counted
 from srun_wrapper.agent.test_worker import session_key
 from srun_wrapper.decide.diagnosis import Diagnosis
@@ -194,7 +194,7 @@ class StopTests:
             await session.gather(min(START, limit / 2))
             left = limit - (time.monotonic() - began)
             wanted = WantedTests(
-                usual("quick") if not self._shared() else ALONGSIDE,
+                tuple(BY_NAME) if not self._shared() else ALONGSIDE,
                 "quick",
                 max(1.0, left),
                 tuple(name for name in suspects if name in nodes),

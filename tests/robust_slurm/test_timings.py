@@ -27,7 +27,6 @@ PAGE = (REPOSITORY / "docs" / "timings.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| ([A-Z_]+) \| ([\d.]+) \| .+ \| `(.+)\.py` \|$", PAGE, re.MULTILINE)
 
 PAUSES = {
-    "robust_slurm/auto/idle/pace": "WINDOW _LONGEST _BIT",
     "robust_slurm/auto/listening": "_LOOK _SPREAD",
     "robust_slurm/auto/sources": "IDLE",
     "robust_slurm/checkpoint/copying/watch": "LEAST_PAUSE",

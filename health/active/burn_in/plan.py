@@ -13,7 +13,7 @@ from health.active.burn_in.reservation import refuse_busy
 from health.active.coordinator.procedure import WantedTests
 from health.active.coordinator.shares import OVERHEAD_S, rounds
 from health.active.nvidia import job_tools
-from health.active_tests import TESTS, Level, usual
+from health.active_tests import BY_NAME, TESTS, Level
 from health.commands import BadInput
 from health.gate.active_child import TRUST_S, distrusted
 from health.node.slurmconf import parse_gres
@@ -58,7 +58,7 @@ def planned(
             f"--time-limit {minutes}: the tests may take {limit:g} s; set at least {least}"
         )
     refuse_busy(slurm, nodes)
-    wanted = WantedTests(usual(level), level, limit, leaf_of=leaves(slurm.topology()), states=True)
+    wanted = WantedTests(tuple(BY_NAME), level, limit, leaf_of=leaves(slurm.topology()))
     python = options.python or str(settings.active["python"]) or sys.executable
     if not python.startswith("/"):
         raise BadInput(

@@ -17,9 +17,6 @@ GRACE_S = 10.0
 MOST_TIMES = 4
 # One all-reduce: large enough for the bandwidth, small enough to end on a link that is cut.
 BYTES = {"nccl": 64 << 20, "gloo": 4 << 20}
-# Most bytes of NCCL's message, which grows by BYTES with each two nodes of a ring: each step sends
-# one GPU's part of it, and small parts measure the latency.
-MOST_BYTES = 1 << 30
 
 
 def patience(seconds: float, left: float = 0.0, tests: int = 1) -> float:
@@ -33,7 +30,7 @@ def patience(seconds: float, left: float = 0.0, tests: int = 1) -> float:
 
 
 class Meetings:
-    """Runs pairs or rings until ``until`` (by the loop's clock).
+    """Runs pairs until ``until`` (by the loop's clock).
 
     ``measured``: the answers so far. ``task``: the fields that all requests share.
     """
@@ -76,7 +73,7 @@ class Meetings:
             "port": port,
             "world": len(ranks),
             "peers": list(ranks),
-            "bytes": size(about.backend, len(ranks)),
+            "bytes": BYTES["nccl" if about.backend == "nccl" else "gloo"],
             "secret": os.urandom(16).hex(),  # sealed.py: their store is open to everybody
         }
         wait = min(self._left(), patience(float(self._task["seconds"])))
@@ -90,13 +87,6 @@ class Meetings:
 
     def _failed(self, ranks: Sequence[str], error: str) -> list[Measured]:
         return [Measured(str(self._task["test"]), node, error=error) for node in ranks]
-
-
-def size(backend: str, nodes: int) -> int:
-    """Bytes of a message among so many nodes."""
-    if backend != "nccl":
-        return BYTES["gloo"]
-    return min(MOST_BYTES, BYTES["nccl"] * max(1, nodes // 2))
 
 
 def result(pair: Pair, found: Sequence[Measured]) -> PairResult:

@@ -1,4 +1,4 @@
-"""One run of active tests: devices first, all nodes at once, then pairs, then rings (asyncio).
+"""One run of active tests: devices first, all nodes at once, then pairs (asyncio).
 
 A run ends at its time limit, whatever the workers do, and reports the tests that did not run.
 """
@@ -10,27 +10,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from health.active.coordinator.meeting import Meetings, patience
-from health.active.coordinator.session import TestSession, WorkerError
-from health.active.coordinator.shares import OVERHEAD_S, ROUNDS, rounds, share
-from health.active.judging import alignment, kinds, rings
-from health.active.judging.fleet import NO_BASELINES, Baselines
+from health.active.coordinator.session import TestSession
+from health.active.coordinator.shares import OVERHEAD_S, ROUNDS, share
+from health.active.judging import alignment
+from health.active.judging.fleet import NO_BASELINES, Baselines, limit
 from health.active.judging.judge import judge
-from health.active.judging.kinds import PairKind
-from health.active.judging.pairing import Pairing, PairVerdict
-from health.active_tests import BY_NAME, Judged, Level, Measured, finding
+from health.active.judging.pairing import STANDARD, Pairing, Pairings, PairKind, PairVerdict
+from health.active_tests import BY_NAME, Judged, Level, Measured
 from health.finding import Finding
 from robust_slurm.text import counted
 
 LAST_S = 0.2  # of the limit, for the judgement
-STATE_S = 45.0  # for two looks at the GPUs of a driver that keeps no state, and to put it back
 COMPARABLE = 3  # machines from which on comparing bits shows which one is wrong
 
 
 class WantedTests(NamedTuple):
-    """The tests to run, and the seconds that they may take (``limit``).
-
-    ``states``: the state of the nodes' GPUs is compared before and after.
-    """
+    """The tests to run, and the seconds that they may take (``limit``)."""
 
     tests: tuple[str, ...]
     level: Level
@@ -38,7 +33,6 @@ class WantedTests(NamedTuple):
     suspects: tuple[str, ...] = ()
     leaf_of: Mapping[str, str] = {}
     seed: int = 0
-    states: bool = False
 
 
 class Measurements(NamedTuple):
@@ -99,8 +93,6 @@ class Procedure:
         self._with_gpu = {node for node, found in self._devices_of.items() if found - {"cpu"}}
         self._not_begun: dict[str, set[str]] = {}  # by test: nodes that had no time for it
         self._unpaired: set[str] = set()  # able, and not meant to take part in pairs
-        self._ringed: set[str] = set()
-        self._more: dict[str, tuple[Finding, ...]] = {}
         self._shares = self._divide()
 
     async def measure(self) -> Measurements:
@@ -108,13 +100,9 @@ class Procedure:
         for node in self._nodes:
             for why in self._session.missing(node):
                 self._measured.append(Measured("worker", node, error=why))
-        compared = await self._states(self._able) if self._wanted.states else []
         await self._devices()
         verdict = await self._pairs()
-        await self._rings(verdict)
         asked = {node: self._asked(node) for node in self._able}
-        for node in asked.keys() - self._ringed:
-            asked[node] -= {"ring"}
         for node in self._unpaired:
             asked[node] -= {"pair"}
         for name, nodes in self._not_begun.items():
@@ -124,36 +112,15 @@ class Procedure:
             )
             for node in nodes:
                 asked[node] -= {name}
-        await self._states(compared)
         return Measurements(
             tuple(self._measured),
             verdict,
             asked,
             self._clock() - self._began,
             tuple(self._left_out),
-            self._more,
+            {},
             {node: len(found) for node, found in self._devices_of.items()},
         )
-
-    async def _states(self, nodes: Iterable[str]) -> list[str]:
-        """Have the workers record their GPUs' state, and on the second call compare it."""
-        asked = [n for n in nodes if n in self._with_gpu and self._session.idle(n)]
-        wait = min(STATE_S, max(0.0, self._until - self._clock()))
-        task = {"test": "state"}
-        answers = await asyncio.gather(
-            *(self._session.request(node, task, wait) for node in asked), return_exceptions=True
-        )
-        took = []
-        for node, answer in zip(asked, answers, strict=True):
-            try:
-                if isinstance(answer, BaseException):
-                    raise answer
-                self._more[node] = tuple(finding(row) for row in answer["findings"])
-                took.append(node)
-            except (WorkerError, ValueError, TypeError, KeyError) as err:
-                said = str(err) if isinstance(err, WorkerError) else "its worker did not report it"
-                self._left_out.append(f"state of the GPUs of {node}: {said}")
-        return took
 
     def _divide(self) -> dict[str, float]:
         """Return the seconds of each test that will run; list the others with the reason."""
@@ -199,8 +166,8 @@ class Procedure:
     async def _chain(self, node: str, local: int, order: Sequence[str]) -> None:
         """Run a worker's tests in turn, until it leaves one unanswered or the time is over."""
         until = self._until
-        for name in {"pair", "ring"} & self._shares.keys():
-            until -= rounds(name) * (self._shares[name] + OVERHEAD_S)
+        if "pair" in self._shares:
+            until -= ROUNDS * (self._shares["pair"] + OVERHEAD_S)
         asked = [name for name in order if name in self._asked(node)]
         for number, name in enumerate(asked):
             seconds, left = self._shares[name], until - self._clock()
@@ -231,7 +198,9 @@ class Procedure:
         self._unpaired = bad & set(self._able)
         able = [node for node in self._able if self._session.idle(node) and node not in bad]
         suspects = [n for n in able if n in self._wanted.suspects or n in undecided]
-        groups = kinds.groups({node: self._kind(node) for node in able})
+        groups: dict[PairKind, list[str]] = {}
+        for node in able:
+            groups.setdefault(self._kind(node), []).append(node)
         for kind, nodes in groups.items():
             if len(nodes) == 1 < len(groups):
                 self._left_out.append(f"pair: {nodes[0]} is the only node with {kind}")
@@ -242,9 +211,7 @@ class Procedure:
         self._unpaired |= set(able).difference(*groups.values())
         if not groups:
             return None
-        pairing = kinds.Pairings(
-            [self._pairing(kind, nodes, suspects) for kind, nodes in groups.items()]
-        )
+        pairing = Pairings([self._pairing(kind, nodes, suspects) for kind, nodes in groups.items()])
         meetings = Meetings(self._session, self._task("pair", seconds), self._until)
         done = 0
         while pairs := pairing.next_round():
@@ -258,33 +225,6 @@ class Procedure:
             pairing.record(await asyncio.gather(*(meetings.meet(pair) for pair in pairs)))
         self._measured += meetings.measured
         return pairing.verdict()
-
-    async def _rings(self, pairs: PairVerdict | None) -> None:
-        """Run a ring per leaf switch with nodes that passed, then one through all still good."""
-        if "ring" not in self._shares:
-            return
-        seconds = self._shares["ring"]
-        good = set(self._able).difference(*self._proven())
-        if pairs is not None:
-            good &= pairs.cleared
-        meetings = Meetings(self._session, self._task("ring", seconds), self._until)
-        leaf_of = self._wanted.leaf_of
-        for round_ in (rings.of_leaves, rings.through_all):
-            idle = [node for node in self._able if node in good and self._session.idle(node)]
-            of_kind = kinds.groups({node: self._kind(node) for node in idle}).values()
-            chosen = [ring for nodes in of_kind for ring in round_(nodes, leaf_of)]
-            if chosen and self._clock() + seconds + OVERHEAD_S > self._until:
-                self._left_out.append(f"ring: no time for {counted(len(chosen), 'ring')}")
-                break
-            if chosen:
-                sizes = ", ".join(str(len(ring)) for ring in chosen)
-                self._said(f"{counted(len(chosen), 'ring')} of {sizes} nodes")
-            for found in await asyncio.gather(*(meetings.together(ring) for ring in chosen)):
-                good -= {one.node for one in found if any(o.error or o.wrong for o in found)}
-            self._ringed.update(*chosen)
-        self._measured += meetings.measured
-        if not self._ringed:
-            self._left_out.append(f"ring: fewer than {rings.LEAST} nodes of one kind have passed")
 
     def _proven(self) -> tuple[set[str], set[str]]:
         """Nodes with proven wrong arithmetic, and nodes that disagree without such proof."""
@@ -322,10 +262,23 @@ class Procedure:
             nodes,
             suspects=suspects,
             leaf_of=self._wanted.leaf_of,
-            floor_gbps=kinds.floor_gbps(kind, len(nodes), self._baselines),
+            floor_gbps=_floor_gbps(kind, len(nodes), self._baselines),
             share=kind.share,
             seed=self._wanted.seed,
         )
+
+
+def _floor_gbps(kind: PairKind, nodes: int, baselines: Baselines) -> float | None:
+    """The bandwidth in GB/s below which a pair is slow, from the fleet's results. None where the
+    run's own pairs are enough for a standard, where others share the cores, or results are few."""
+    if nodes >= 2 * STANDARD or kind.backend != "nccl":
+        return None
+    known = [
+        baselines.usual(Measured("pair", "", model=model), "busbw_gbps", kind.devices)
+        for model in kind.models
+    ]
+    least = [limit(spread) if spread else None for spread in known]
+    return min(value for value in least if value) if least and all(least) else None
 
 
 def _some(nodes: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from health.active.coordinator import start
 from health.active.coordinator.procedure import Measurements, Procedure, WantedTests
 from health.active.coordinator.session import About, TestSession
 from health.active.judging.fleet import Baselines
-from health.active.nvidia import gpu_state, job_tools
+from health.active.nvidia import gpu_use, job_tools
 from health.active_tests import BY_NAME
 from health.finding import Finding
 from robust_slurm.text import counted
@@ -48,7 +48,7 @@ class RunResult(NamedTuple):
 def on_job(plan: RunPlan) -> RunResult:
     """Run the tests on the nodes of the current job, in one step. Raises OSError."""
     ends = time.monotonic() + plan.wanted.limit
-    wanted = plan.wanted._replace(leaf_of=_leaves(), states=True)
+    wanted = plan.wanted._replace(leaf_of=_leaves())
     outcome, about = asyncio.run(_tested(plan, wanted, on_step=True))
     if not plan.tools:
         return RunResult(outcome)
@@ -88,34 +88,33 @@ def tools_on_step(
 
 
 def on_this_machine(plan: RunPlan) -> RunResult:
-    """Run the tests here, NVIDIA's tools too, and restore the GPUs' state. Raises OSError."""
+    """Run the tests here, NVIDIA's tools too. Raises OSError."""
     ends = time.monotonic() + plan.wanted.limit
     node, wanted = plan.nodes[0], plan.wanted
-    before = gpu_state.take()
-    held = gpu_state.busy(before)
+    use = gpu_use.take()
+    held = gpu_use.busy(use)
     found: list[Finding] = []
-    disturbed: tuple[str, ...] = ()
     if held:
         wanted, tools, finding = _without_exclusive(wanted, plan.tools, held)
         plan = plan._replace(tools=tools)
         found += finding
-    try:
-        wanted = wanted._replace(limit=max(1.0, ends - time.monotonic()))
-        outcome, about = asyncio.run(_tested(plan, wanted, on_step=False))
-        if plan.tools:
-            plan.said(f"{', '.join(plan.tools)}, where they are installed")
-            here = about.get(node)
-            ran = job_tools.on_machine(
-                plan.tools, wanted.level, ends, node,
-                before=before, gpus=_gpus(here) if here else len(before.gpus),
-                model=_model(here), dcgm_level=plan.dcgm_level,
-            )  # fmt: skip
-            outcome = with_tools(outcome, {node: ran})
-    finally:
-        if before.gpus or before.error:
-            after = gpu_state.take()
-            disturbed = () if held else gpu_state.busy(after)
-            found += gpu_state.restore(before, after)
+    wanted = wanted._replace(limit=max(1.0, ends - time.monotonic()))
+    outcome, about = asyncio.run(_tested(plan, wanted, on_step=False))
+    if plan.tools:
+        plan.said(f"{', '.join(plan.tools)}, where they are installed")
+        here = about.get(node)
+        ran = job_tools.on_machine(
+            plan.tools, wanted.level, ends, node,
+            use=use, gpus=_gpus(here) if here else len(use),
+            model=_model(here), dcgm_level=plan.dcgm_level,
+        )  # fmt: skip
+        outcome = with_tools(outcome, {node: ran})
+    after = gpu_use.take() if use else ()
+    disturbed = () if held else gpu_use.busy(after)
+    for number in sorted({gpu.number for gpu in use} - {gpu.number for gpu in after}):
+        if after:  # else NVML itself gave no answer
+            text = "answered before the tests but not after them"
+            found.append(Finding("FAIL", "node", "active-gpu-lost", f"gpu{number}", text, "reboot"))
     seconds = plan.wanted.limit - (ends - time.monotonic())
     more = {node: (*outcome.more.get(node, ()), *found)}
     return RunResult(outcome._replace(seconds=seconds, more=more), disturbed)

@@ -9,10 +9,9 @@ from health.active_tests import BY_NAME, TESTS, Level
 
 OVERHEAD_S = 1.0  # of a test beyond its seconds: request, preparation, answer
 ROUNDS = 3  # of pairs: all, then the suspects with proven nodes, then the odd one out
-RINGS = 2  # of each leaf switch, then through all of them
 # By worth: the last one is left out first. Nothing else shows wrong bits, and a pair is the only
 # test of the network between two nodes.
-_WORTH = ("bitwise", "gemm", "pair", "memory", "local", "links", "ring")
+_WORTH = ("bitwise", "gemm", "pair", "memory", "local", "links")
 
 
 class Shares(NamedTuple):
@@ -24,7 +23,7 @@ class Shares(NamedTuple):
 
 def rounds(test: str) -> int:
     """The number of times that the test's seconds are needed."""
-    return {"pair": ROUNDS, "ring": RINGS}.get(BY_NAME[test].scope, 1)
+    return ROUNDS if BY_NAME[test].scope == "pair" else 1
 
 
 def share(wanted: Iterable[str], level: Level, limit: float) -> Shares:

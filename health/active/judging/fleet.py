@@ -35,10 +35,9 @@ MIN_NODES = 8
 # A device counts once, by the median of its newest results: a node that is tested every night
 # weighs no more than one tested at burn-in, and one bad run says little.
 NEWEST = 5
-# Below the median by this share is unusual: healthy devices of one model differ by a few percent
-# (power, cooling, which slot). Where the fleet spreads wider, three deviations of it; never
-# more than 0.4, beyond which no distribution makes a device usual.
-MARGIN, WIDEST, DEVIATIONS = 0.10, 0.40, 3.0
+FLEET_FAIL = 0.6
+"""Of the fleet's median: far outside any spread of healthy devices (power, heat: 10 to 20 %), above
+what the usual faults leave (half the links, clocks locked low)."""
 # A digest is the fleet's when this many nodes gave it, and this share of all who gave one: were it
 # all of them, one bad machine would take the standard away from the others.
 AGREE, AGREED = 3, 0.9
@@ -50,11 +49,9 @@ _LEAST, _TAIL = 16 << 10, 128 << 10
 
 
 class FleetSpread(NamedTuple):
-    """The spread of a value over the fleet's devices; ``sigma`` is from the median deviation."""
+    """The median of a value over the devices of so many nodes."""
 
-    p5: float
     p50: float
-    sigma: float
     nodes: int
 
 
@@ -62,12 +59,10 @@ class Baselines(NamedTuple):
     """Values by (model, test, value); and the digests that the fleet agrees on, by key.
 
     The values that depend on all devices of a node have its kind ("8 x NVIDIA H200") for the model.
-    ``devices``: the numbers that a node had in a quarter of its results or more.
     """
 
     spreads: Mapping[tuple[str, str, str], FleetSpread]
     digests: Mapping[str, str]
-    devices: Mapping[str, Sequence[int]] = {}
 
     def usual(self, one: Measured, name: str, devices: int) -> FleetSpread | None:
         """Return what is usual for a value of nodes with so many devices.
@@ -84,14 +79,6 @@ class Baselines(NamedTuple):
             if (test, value) == (one.test, name) and of.endswith(f" x {one.model}")
         ]
         return found[0] if len(found) == 1 else None
-
-    def other_counts(self, one: Measured, devices: int) -> str:
-        """Return how many devices the node usually has ("8", "4 or 8") if these are other numbers,
-        and the value depends on them; else ""."""
-        usual = self.devices.get(one.node, ())
-        if not devices or devices in usual or not _of_whole(one.test, one.device):
-            return ""
-        return " or ".join(map(str, usual))
 
 
 NO_BASELINES = Baselines({}, {})
@@ -116,11 +103,8 @@ def devices_of(measured: Iterable[Measured], known: Mapping[str, int] = {}) -> d
 
 
 def limit(spread: FleetSpread) -> float | None:
-    """The value below which a result is unusual in the fleet; None: too few nodes to say."""
-    if spread.nodes < MIN_NODES or spread.p50 <= 0:
-        return None
-    margin = max(MARGIN, min(WIDEST, DEVIATIONS * spread.sigma / spread.p50))
-    return spread.p50 * (1 - margin)
+    """The value below which a device is slow; None: too few nodes to say."""
+    return FLEET_FAIL * spread.p50 if spread.nodes >= MIN_NODES and spread.p50 > 0 else None
 
 
 def event_data(
@@ -165,7 +149,6 @@ def baselines(events: Iterable[Event]) -> Baselines:
     digests: dict[str, dict[tuple[str, str], str]] = defaultdict(dict)
     passed = [event for event in events if event.kind == KIND and event.data.get("ok") is True]
     seen: dict[str, set[str]] = defaultdict(set)
-    counts: dict[str, Counter[int]] = defaultdict(Counter)
     for event in passed:
         name = str(event.data.get("device", ""))
         seen[str(event.data.get("node", ""))].update(filter(None, [name]))
@@ -176,14 +159,11 @@ def baselines(events: Iterable[Event]) -> Baselines:
         # A result of an earlier release does not say how many devices the node had.
         names = seen[device[0]]
         devices = _count(data.get("devices")) or len(names - {"cpu"}) or len(names)
-        values = list(_numbers(data.get("values")))
-        if devices and values:
-            counts[device[0]][devices] += 1
         if _of_whole(test, device[1]):
             if not devices:
                 continue
             model = kind(model, devices)
-        for name, value in values:
+        for name, value in _numbers(data.get("values")):
             newest = speeds[model, test, name].setdefault(device, [])
             if len(newest) < NEWEST:
                 newest.append(value)
@@ -192,10 +172,6 @@ def baselines(events: Iterable[Event]) -> Baselines:
     return Baselines(
         {key: _spread(devices) for key, devices in sorted(speeds.items())},
         _agreed(digests),
-        {
-            node: sorted(n for n, times in count.items() if 4 * times >= count.total())
-            for node, count in sorted(counts.items())
-        },
     )
 
 
@@ -217,17 +193,8 @@ def _texts(found: Any) -> Iterable[tuple[str, str]]:
 
 
 def _spread(devices: Mapping[tuple[str, str], Sequence[float]]) -> FleetSpread:
-    values = sorted(median(newest) for newest in devices.values())
-    middle = median(values)
-    # 1.4826: the standard deviation of a normal distribution in median absolute deviations.
-    sigma = 1.4826 * median(abs(value - middle) for value in values)
-    nodes = {node for node, _ in devices}
-    return FleetSpread(_rank(values, 0.05), middle, sigma, len(nodes))
-
-
-def _rank(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of them does not exceed."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+    middle = median(median(newest) for newest in devices.values())
+    return FleetSpread(middle, len({node for node, _ in devices}))
 
 
 def _agreed(digests: Mapping[str, Mapping[tuple[str, str], str]]) -> dict[str, str]:

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from health.active.judging import rings
 from health.active.judging.alignment import EVERYBODY, Alignment, deviants
 from health.active.judging.fleet import NO_BASELINES, Baselines
 from health.active.judging.profiles import Floors, floor
@@ -87,13 +86,6 @@ def judge(
             found.add(one.node, [warned])
     if pairs is not None:
         _pairs(pairs, ordered, found)
-    usual = pairs.median_gbps if pairs is not None else None
-    for remark in rings.remarks(ordered, usual, paired=pairs is not None):
-        for node in remark.nodes:
-            if remark.wrong:
-                found.undecided(node, remark.text)
-            else:
-                found.warn(node, "active-ring-slow", remark.text)
     for node, findings in more.items():
         found.add(node, findings)
     rest = Judged({}, {}, frozenset(), {}, tuple(left_out), seconds, ordered, devices)
@@ -126,10 +118,10 @@ def _open(finding: Finding) -> bool:
 
 
 def _wrong(measured: Sequence[Measured], found: _Found) -> None:
-    """Report wrong results. Those of pairs, rings and bitwise are judged elsewhere."""
+    """Report wrong results. Those of pairs and bitwise are judged elsewhere."""
     by_test: dict[str, list[Measured]] = defaultdict(list)
     for one in measured:
-        if one.test not in ("pair", "ring", "bitwise") and (one.wrong or not one.error):
+        if one.test not in ("pair", "bitwise") and (one.wrong or not one.error):
             by_test[one.test].append(one)
     for test, results in by_test.items():
         ran, bad = {one.node for one in results}, {one.node for one in results if one.wrong}

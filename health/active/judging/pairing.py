@@ -1,94 +1,116 @@
-"""The pairs of nodes in each round, chosen to tell a bad node from its partner.
-
-Pure; standard library only; knows no time and no network. The rules of proof are in ``blame.py``.
+"""The pairs of nodes in each round, and the nodes that their results prove bad. Pure.
 
 Round 1 pairs everybody, inside a leaf switch first, so that a slow uplink is not blamed on a node,
-and suspects with others. From round 2 on only what is open is tested: a node of a bad pair, one
-that could not start, and the odd one out of round 1 meet a proven node (of their own leaf first);
-with no proven one left over, each other. With nobody proven, or under 3 measured pairs and no
-floor, everybody is paired anew. Nobody meets the same partner twice. A bad pair of two nodes that
-both passed elsewhere is an intermittent fault or a moment's trouble: both are tested again until
-they have passed 3 times. Where a kind of pairs has no standard to be trusted, some pairs of
-proven nodes are measured along.
+and suspects with others. Then only what is open is tested: a node of a bad pair, one that could not
+start and the odd one out meet a node that has passed, of their own leaf first. Nobody meets the
+same partner twice.
 
-So the number of rounds depends on the number of bad nodes that meet each other, not on that of
-the nodes: 1 if all is well, 2 or 3 for one bad node, and never more than ``ROUNDS``.
+A pair is *bad* if its data came out wrong, or if it was slow: below the floor, else below a share
+of what the best tenth of the nodes reach with their best partner (so one odd measurement sets no
+standard). Not the median of the pairs: a healthy node is as slow as its partner, so 5 bad ones of
+16 slow 5 of 8 pairs. Under STANDARD pairs only wrong data counts.
+
+A node is named by two bad pairs with different partners that passed elsewhere, if fewer passed. One
+would do if a measurement could not err; a moment's congestion does not repeat itself with another
+partner. What many nodes of a run show at once has one shared cause, and names none of them.
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
 
-from health.active.judging.blame import (
-    STANDARD,
-    Pair,
-    PairFacts,
-    PairResult,
-    PairVerdict,
-    across,
-    facts,
-    verdict,
-)
-
-ROUNDS = 8
-BLIND = 3
-"""Rounds without a proven node after which no further round is run."""
-AGAIN = 3
-"""Passes of a node after which its bad pair with another good node is no longer retested."""
-
-Reach = Callable[[str], Iterable[str]]
+ROUNDS = 3
+STANDARD = 3
+"""Measured pairs under which the best of them says nothing."""
+ENOUGH = 2
+"""Bad pairs that name a node; failed starts that make an error."""
+FEW = 0.25
+"""Share of the nodes (at least one): if more would be named for speed, there are two kinds."""
+LEAF = 3
+"""Bad nodes of one leaf switch from which on, if they are most of it, the switch is suspected."""
 
 
-class _Pool:
-    """Nodes that may still become a partner, by leaf, in the order given."""
+class Pair(NamedTuple):
+    one: str
+    other: str
 
-    def __init__(self, nodes: Iterable[str], leaf_of: Mapping[str, str]) -> None:
-        self._leaf_of = leaf_of
-        self._by_leaf: dict[str, list[str]] = {}
-        for node in nodes:
-            self._by_leaf.setdefault(leaf_of.get(node, ""), []).append(node)
 
-    def own(self, node: str) -> list[str]:
-        leaf = self._leaf_of.get(node, "")
-        return [leaf] if leaf in self._by_leaf else []
+class PairResult(NamedTuple):
+    """``gbps``: bus bandwidth in 1e9 bytes/s. ``wrong``: the data came out wrong (``evidence``:
+    how). ``error``: it could not be started or finished, which proves nothing about either node."""
 
-    def others(self, node: str) -> list[str]:
-        leaf = self._leaf_of.get(node, "")
-        return [name for name in self._by_leaf if name != leaf]
+    one: str
+    other: str
+    gbps: float | None
+    wrong: bool
+    error: str
+    evidence: str = ""
 
-    def near(self, node: str) -> list[str]:
-        return [*self.own(node), *self.others(node)]
+    @property
+    def measured(self) -> bool:
+        right = not self.wrong and not self.error
+        return right and self.gbps is not None and math.isfinite(self.gbps)
 
-    def far(self, node: str) -> list[str]:
-        return [*self.others(node), *self.own(node)]
 
-    def nodes(self) -> list[str]:
-        return [node for nodes in self._by_leaf.values() for node in nodes]
+class PairVerdict(NamedTuple):
+    """``named``: bad nodes with a line for each bad pair. ``cleared``: in a pair that passed, and
+    nothing speaks against them. ``undecided``: why, by node. ``errors``: could not be tested, by
+    node. Every node is in exactly one. ``median_gbps``: of all pairs with right data."""
 
-    def drop(self, node: str) -> None:
-        leaf = self._leaf_of.get(node, "")
-        nodes = self._by_leaf.get(leaf, [])
-        if node in nodes:
-            nodes.remove(node)
-            if not nodes:
-                del self._by_leaf[leaf]
+    named: dict[str, tuple[str, ...]]
+    cleared: frozenset[str]
+    undecided: dict[str, str]
+    errors: dict[str, str]
+    median_gbps: float | None
 
-    def take(self, leaves: Iterable[str], not_these: Mapping[str, object]) -> str | None:
-        for leaf in leaves:
-            for node in self._by_leaf[leaf]:
-                if node not in not_these:
-                    self.drop(node)
-                    return node
-        return None
+
+class _Bad(NamedTuple):
+    why: str
+    wrong: bool
+    far: bool
+
+
+class _Facts:
+    """What the results say, by node, then by partner."""
+
+    def __init__(self, nodes: Iterable[str]) -> None:
+        self.passed: dict[str, dict[str, bool]] = {node: {} for node in nodes}  # across leaves?
+        self.bad: dict[str, dict[str, _Bad]] = {node: {} for node in nodes}
+        self.errors: dict[str, dict[str, str]] = {node: {} for node in nodes}
+
+    def proofs(self, node: str) -> list[_Bad]:
+        """The bad pairs with partners that passed elsewhere, if they are enough to name it."""
+        found = [bad for partner, bad in self.bad[node].items() if self.passed[partner]]
+        return found if len(found) >= max(ENOUGH, 1 + len(self.passed[node])) else []
+
+    def contradicted(self, node: str) -> list[_Bad]:
+        """Wrong data of this node and a partner neither of which is to blame. One slow moment is
+        forgiven."""
+        if not self.passed[node] or self.proofs(node):
+            return []
+        return [
+            bad
+            for partner, bad in self.bad[node].items()
+            if bad.wrong and self.passed[partner] and not self.proofs(partner)
+        ]
+
+    def unstartable(self, node: str) -> bool:
+        """True if it could not start with two partners, one of which passed elsewhere."""
+        failed = self.errors[node]
+        some = any(self.passed[partner] for partner in failed)
+        return not self.passed[node] and len(failed) >= ENOUGH and some
 
 
 class Pairing:
     """A state machine: ``next_round``, run its pairs, ``record``, until there is no pair.
 
-    ``floor_gbps`` (1e9 bytes/s): what a pair must reach; without it ``share`` of what is typical.
-    A ``share`` of 0.5 does not see a link that runs at half its rate. The same ``seed`` and results
-    give the same rounds.
+    ``floor_gbps`` (1e9 bytes/s): what a pair must reach; without it ``share`` of the best.
+    The same ``seed`` and results give the same rounds.
     """
 
     def __init__(
@@ -107,7 +129,7 @@ class Pairing:
         self._floor = floor_gbps
         self._share = share
         self._chance = random.Random(seed)
-        self._met: dict[str, dict[str, None]] = {node: {} for node in self._nodes}
+        self._met: dict[str, set[str]] = {node: set() for node in self._nodes}
         self._results: list[PairResult] = []
         self.rounds = 0
 
@@ -117,118 +139,230 @@ class Pairing:
             return []
         pairs = self._again() if self.rounds else self._first()
         self.rounds += bool(pairs)
-        for pair in pairs:
-            self._met[pair.one][pair.other] = None
-            self._met[pair.other][pair.one] = None
+        for one, other in pairs:
+            self._met[one].add(other)
+            self._met[other].add(one)
         return pairs
 
     def record(self, results: Iterable[PairResult]) -> None:
         """Take the results of the round that runs: of each pair, also of one that failed."""
         self._results += results
 
-    def verdict(self) -> PairVerdict:
-        """The verdict so far."""
-        return verdict(self._facts(), self._nodes, self._results, self._leaf_of)
+    def _first(self) -> list[Pair]:
+        nodes = self._shuffled(self._nodes)
+        nodes.sort(key=lambda node: node not in self._suspects)
+        return self._match(nodes, nodes, apart=True)
 
-    def _facts(self) -> PairFacts:
-        return facts(self._results, self._leaf_of, self._floor, self._share)
+    def _again(self) -> list[Pair]:
+        facts = self._facts()
+        left = [n for n in self._nodes if not facts.proofs(n) and not facts.unstartable(n)]
+        left = self._shuffled(left)
+        left.sort(key=lambda node: len(self._met[node]))
+        proven = [node for node in left if facts.passed[node]]
+        if not proven or (self._limit() is None and len(self._nodes) > ENOUGH):
+            return self._match(left, left)
+        todo = [n for n in left if not facts.passed[n] or facts.contradicted(n)]
+        pairs = self._match(todo, [node for node in proven if node not in todo])
+        busy = {node for pair in pairs for node in pair}
+        alone = [node for node in todo if node not in busy]
+        return pairs + self._match(alone, alone)
+
+    def _match(self, ones: list[str], others: list[str], apart: bool = False) -> list[Pair]:
+        """Pair ``ones``, in order, with ``others`` that they have not met: of the own leaf first,
+        then the rest. ``apart``: suspects not with each other, if there is a choice."""
+        pairs: list[Pair] = []
+        free = dict.fromkeys(others)
+        busy: set[str] = set()
+        for near in (True, False):
+            by_leaf: dict[str, list[str]] = {}
+            for node in reversed(free):
+                by_leaf.setdefault(self._leaf_of.get(node, ""), []).append(node)
+            for one in ones:
+                if one in busy:
+                    continue
+                own = self._leaf_of.get(one, "")
+                places = [own] if near else [own, *by_leaf]
+                found = self._partner(one, places, by_leaf, free, apart)
+                if found is not None:
+                    pairs.append(Pair(one, found))
+                    busy |= {one, found}
+                    free.pop(one, None)
+                    free.pop(found, None)
+        return pairs
+
+    def _partner(
+        self,
+        one: str,
+        leaves: Iterable[str],
+        by_leaf: Mapping[str, list[str]],
+        free: Mapping[str, None],
+        apart: bool,
+    ) -> str | None:
+        second = None
+        for leaf in leaves:
+            for node in reversed(by_leaf.get(leaf, ())):
+                if node == one or node not in free or node in self._met[one]:
+                    continue
+                if not (apart and one in self._suspects and node in self._suspects):
+                    return node
+                second = second or node
+        return second
 
     def _shuffled(self, nodes: Iterable[str]) -> list[str]:
         made = list(nodes)
         self._chance.shuffle(made)
         return made
 
-    def _pool(self, nodes: Iterable[str]) -> _Pool:
-        return _Pool(nodes, self._leaf_of)
-
-    def _match(
-        self, ones: Iterable[str], pool: _Pool, reach: Reach
-    ) -> tuple[list[Pair], list[str]]:
-        """Pairs of ``ones`` with partners from the pool, and those without a partner.
-
-        ``ones`` may be in the pool.
-        """
-        pairs: list[Pair] = []
-        left: list[str] = []
-        busy: set[str] = set()
-        for one in ones:
-            if one in busy:
-                continue
-            pool.drop(one)
-            other = pool.take(reach(one), self._met[one])
-            if other is None:
-                left.append(one)
-            else:
-                pairs.append(Pair(one, other))
-                busy.add(other)
-        return pairs, left
-
-    def _among(self, nodes: list[str]) -> list[Pair]:
-        """Pair these nodes with each other, inside a leaf switch as far as possible."""
-        pool = self._pool(nodes)
-        pairs, left = self._match(nodes, pool, pool.own)
-        pool = self._pool(left)
-        return pairs + self._match(left, pool, pool.near)[0]
-
-    def _first(self) -> list[Pair]:
-        nodes = self._shuffled(self._nodes)
-        suspects = [node for node in nodes if node in self._suspects]
-        pool = self._pool(node for node in nodes if node not in self._suspects)
-        pairs, left = self._match(suspects, pool, pool.own)
-        rest = left + pool.nodes()
-        pool = self._pool(rest)
-        more, left = self._match(rest, pool, pool.own)
-        # One or none of a leaf is left: suspects with others again, before the rest.
-        alone = [node for node in left if node in self._suspects]
-        pool = self._pool(node for node in left if node not in self._suspects)
-        cross, left = self._match(alone, pool, pool.near)
-        return pairs + more + cross + self._among(left + pool.nodes())
-
-    def _again(self) -> list[Pair]:
-        known = self._facts()
-        if not known.passed and self.rounds >= BLIND:
-            return []
-        named = known.named()
-        left = [n for n in self._nodes if n not in named and not known.unstartable(n)]
-        if not known.passed or (not known.standards and len(self._nodes) > 2):
-            return self._among(self._shuffled(left))
-        unexplained = {node: known.contradicted(node, named) for node in left}
-        tried = {node: len(self._met[node]) for node in left}
-        todo = [
-            node
-            for node in self._shuffled(left)
-            if node not in known.passed
-            or (unexplained[node] and len(known.passed[node]) < AGAIN)
-        ]  # fmt: skip
-        todo.sort(key=lambda node: (node in known.passed, tried[node]))
-        waiting = set(todo)
-        helpers = [n for n in self._shuffled(left) if n in known.passed and n not in waiting]
-        helpers.sort(key=lambda node: (len(known.bad.get(node, ())), tried[node]))
-        pool = self._pool(helpers)
-
-        def reach(node: str) -> Iterable[str]:
-            """A pair that was bad across leaves says more when repeated across."""
-            doubts = unexplained[node]
-            return (pool.far if doubts and self._far(node, doubts[0]) else pool.near)(node)
-
-        pairs, alone = self._match(todo, pool, reach)
-        pairs += self._among(alone)
-        return pairs + self._controls(pairs, known, pool)
+    # -- the results
 
     def _far(self, one: str, other: str) -> bool:
-        return across(self._leaf_of, one, other)
+        """True if they hang on different leaf switches. Nodes of unknown leaf count as one leaf."""
+        return self._leaf_of.get(one, "") != self._leaf_of.get(other, "")
 
-    def _controls(self, pairs: Sequence[Pair], known: PairFacts, pool: _Pool) -> list[Pair]:
-        """Pairs of proven nodes, for the kinds of pairs without a standard to be trusted.
+    def _limit(self) -> float | None:
+        """The least bandwidth of a pair; None: not known yet."""
+        if self._floor is not None:
+            return self._floor
+        right = [result for result in self._results if result.measured]
+        if len(right) < STANDARD:
+            return None
+        best: dict[str, float] = {}
+        for result in right:
+            for node in (result.one, result.other):
+                best[node] = max(best.get(node, 0.0), result.gbps or 0.0)
+        return self._share * sorted(best.values(), reverse=True)[len(best) // 10]
 
-        A few: across leaves they share the uplinks with what is being tested.
+    def _facts(self) -> _Facts:
+        limit, facts = self._limit(), _Facts(self._nodes)
+        for result in self._results:
+            far = self._far(result.one, result.other)
+            for node, partner in ((result.one, result.other), (result.other, result.one)):
+                if result.wrong:
+                    why = f"with {partner}: {result.evidence or 'the data came out wrong'}"
+                    facts.bad[node][partner] = _Bad(why, True, far)
+                elif not result.measured or result.gbps is None:
+                    why = f"with {partner}: {result.error or 'no bandwidth was measured'}"
+                    facts.errors[node][partner] = why
+                elif limit is not None and result.gbps < limit:
+                    why = f"with {partner}: {result.gbps:.3g} GB/s, at least {limit:.3g} expected"
+                    facts.bad[node][partner] = _Bad(why, False, far)
+                else:
+                    facts.passed[node][partner] = far
+        return facts
+
+    def verdict(self) -> PairVerdict:
+        """The verdict so far. A node without any result yet is undecided."""
+        facts = self._facts()
+        found = PairVerdict({}, frozenset(), {}, {}, self._median())
+        cleared = set()
+        for node in self._nodes:
+            proofs, passed = facts.proofs(node), facts.passed[node]
+            doubts = facts.contradicted(node)
+            if proofs and not all(passed.values()) and all(bad.far for bad in proofs):
+                found.undecided[node] = (
+                    f"good inside its leaf switch, bad across ({_lines(proofs)}): test the "
+                    "switch's uplinks"
+                )
+            elif proofs:
+                found.named[node] = tuple(bad.why for bad in proofs)
+            elif doubts:
+                found.undecided[node] = (
+                    f"{_lines(doubts)}; but both are good with others: one of them fails "
+                    "intermittently; test them longer"
+                )
+            elif passed:
+                cleared.add(node)
+            elif facts.errors[node]:
+                found.errors[node] = "; ".join(facts.errors[node].values())
+            elif facts.bad[node]:
+                found.undecided[node] = (
+                    f"bad ({_lines(facts.bad[node].values())}), but that may be the partner's "
+                    "fault: test it with nodes that are known to be good"
+                )
+            else:
+                found.undecided[node] = (
+                    "not judged: no partner or no time was left; test it with another node"
+                )
+        self._forgive_shared(facts, found)
+        return found._replace(cleared=frozenset(cleared))
+
+    def _forgive_shared(self, facts: _Facts, found: PairVerdict) -> None:
+        """Many at once: a leaf switch, two kinds of machine, two networks."""
+        slow = [
+            node
+            for node, bad in facts.bad.items()
+            if bad and not facts.passed[node] and not any(one.wrong for one in bad.values())
+        ]
+        size = Counter(self._leaf_of.get(node, "") for node in self._nodes)
+        bad = Counter(self._leaf_of.get(node, "") for node in found.named)
+        for node in list(found.named):
+            leaf = self._leaf_of.get(node, "")
+            if leaf and len(size) > 1 and bad[leaf] >= LEAF and 2 * bad[leaf] > size[leaf]:
+                found.undecided[node] = (
+                    f"most nodes of leaf switch {leaf} are bad in pairs ({found.named[node][0]}): "
+                    "test the switch and its uplinks before blaming the nodes"
+                )
+            elif node in slow and len(slow) > max(1, int(FEW * len(self._nodes))):
+                found.undecided[node] = (
+                    f"slow ({'; '.join(found.named[node])}), but so are {len(slow)} of "
+                    f"{len(self._nodes)} nodes: two kinds of machine, or two networks?"
+                )
+            else:
+                continue
+            del found.named[node]
+
+    def _median(self) -> float | None:
+        speeds = [result.gbps for result in self._results if result.measured]
+        return median(speed for speed in speeds if speed is not None) if speeds else None
+
+
+def _lines(bad: Iterable[_Bad]) -> str:
+    return "; ".join(entry.why for entry in bad)
+
+
+class PairKind(NamedTuple):
+    """The properties that two pairs must share for their bandwidths to be comparable."""
+
+    backend: str
+    models: tuple[str, ...]
+    devices: int
+
+    @property
+    def share(self) -> float:
+        """The share of the best bandwidth that a pair must reach. NCCL's between healthy nodes
+        is steady, and a NIC that is missing or half as wide leaves half of it. Gloo's threads share
+        their cores with whatever else runs: healthy pairs were measured to differ by a factor of 3.
         """
-        trusted = {far for far, standard in known.standards.items() if standard.trusted}
-        wanted = {self._far(*pair) for pair in pairs}.union(known.standards) - trusted
-        made: list[Pair] = []
-        for far in sorted(wanted):
-            made += self._match(pool.nodes(), pool, pool.others if far else pool.own)[0]
-        return made[: STANDARD + len(known.bad)]
+        return 0.5 if self.backend == "nccl" else 0.2
+
+    def __str__(self) -> str:
+        return f"{self.devices} x {', '.join(self.models) or 'unknown'} ({self.backend})"
 
 
-__all__ = ["ROUNDS", "Pair", "PairResult", "PairVerdict", "Pairing"]
+class Pairings:
+    """A pairing for each kind of node, all of them at once; used as one ``Pairing`` is."""
+
+    def __init__(self, pairings: Sequence[Pairing]) -> None:
+        self._pairings = pairings
+        self._in: dict[Pair, Pairing] = {}
+
+    def next_round(self) -> list[Pair]:
+        """Pairs to run at once; empty when all are over."""
+        self._in = {pair: pairing for pairing in self._pairings for pair in pairing.next_round()}
+        return list(self._in)
+
+    def record(self, results: Iterable[PairResult]) -> None:
+        """Take results of the round that runs. KeyError for a pair that is not in it."""
+        for result in results:
+            self._in[Pair(result.one, result.other)].record([result])
+
+    def verdict(self) -> PairVerdict:
+        """Return the verdict on all nodes; ``median_gbps`` only where there is one kind."""
+        found = [pairing.verdict() for pairing in self._pairings]
+        return PairVerdict(
+            {node: lines for one in found for node, lines in one.named.items()},
+            frozenset[str]().union(*(one.cleared for one in found)),
+            {node: text for one in found for node, text in one.undecided.items()},
+            {node: text for one in found for node, text in one.errors.items()},
+            found[0].median_gbps if len(found) == 1 else None,
+        )

@@ -39,7 +39,7 @@ def baselines(settings: Settings, deadline_s: float = READ_S) -> tuple[Baselines
     spreads = {
         (model, test, name): FleetSpread(*rest) for model, test, name, *rest in found["spreads"]
     }
-    return Baselines(spreads, found["digests"], found["devices"]), ""
+    return Baselines(spreads, found["digests"]), ""
 
 
 def _rows(known: Baselines) -> dict[str, Any]:
@@ -47,7 +47,6 @@ def _rows(known: Baselines) -> dict[str, Any]:
     return {
         "spreads": [[*key, *spread] for key, spread in known.spreads.items()],
         "digests": dict(known.digests),
-        "devices": dict(known.devices),
     }
 
 

@@ -148,11 +148,11 @@ def verdict(judged: Judged, nodes: Sequence[str]) -> list[str]:
 def listing(out: Console) -> None:
     """The tests there are."""
     seconds = [f"{level} (s)" for level in LEVELS]
-    table = plain_table("TEST", "WHAT IT DOES", *seconds, "ON", "NEEDS", "RESTORES")
+    table = plain_table("TEST", "WHAT IT DOES", *seconds, "ON", "NEEDS")
     for test in TESTS:
         seconds = [f"{test.seconds[level]:g}" for level in LEVELS]
-        needs, restores = ", ".join(sorted(test.needs)), ", ".join(test.restores)
-        table.add_row(test.name, test.summary, *seconds, test.scope, needs, restores)
+        needs = ", ".join(sorted(test.needs))
+        table.add_row(test.name, test.summary, *seconds, test.scope, needs)
     table.add_row(
         "dcgm",
         "NVIDIA's `dcgmi diag -r 1`, 2 or 3 (4: --dcgm-level)",
@@ -179,7 +179,6 @@ def listing_json() -> str:
             "seconds": {str(level): of for level, of in test.seconds.items()},
             "scope": test.scope,
             "needs": sorted(test.needs),
-            "restores": list(test.restores),
         }
         for test in TESTS
     ]

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from health.active.nvidia import tools
-from health.active.nvidia.gpu_state import GpuState, busy, mig
+from health.active.nvidia.gpu_use import GpuUse, busy
 from health.active_tests import Level
 from health.finding import ActionName, Finding
 
@@ -77,22 +77,22 @@ def run(
     level: Level,
     limit_s: float,
     *,
-    state: GpuState | None = None,
+    gpus: tuple[GpuUse, ...] = (),
     run_level: int | None = None,
     directories: Sequence[str] = (),
 ) -> tuple[list[Finding], list[str]]:
     """Run it within ``limit_s``; return findings, and lines on what was left out and why.
 
-    ``run_level``: in place of that of ``level``; only here can it be 4. ``state``: of the GPUs
-    before; nothing is run while MIG is on or a process uses a GPU.
+    ``run_level``: in place of that of ``level``; only here can it be 4. ``gpus``: as
+    they are used; nothing is run while MIG is on or a process uses a GPU.
     """
     wanted = RUN_LEVELS[level] if run_level is None else run_level
     what = f"dcgmi diag -r {wanted}"
     program = tools.find("dcgmi", directories)
     reason = "" if program else "dcgmi is not installed"
-    if not reason and state is not None:
-        held = busy(state) if wanted > 1 else tuple(f"{gpu} has MIG on" for gpu in mig(state))
-        reason = "; ".join(held)
+    if not reason:
+        held = gpus if wanted > 1 else tuple(gpu._replace(processes=()) for gpu in gpus)
+        reason = "; ".join(busy(held))
     if not reason and limit_s < LEAST_S[wanted]:
         reason = f"takes {LEAST_S[wanted]:.0f} s or more, {limit_s:.0f} s were left"
     if reason:

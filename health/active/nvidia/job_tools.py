@@ -1,9 +1,8 @@
 """NVIDIA's own tools on the nodes of a job: one step, whose tasks print their findings.
 
-``python -m health.active.nvidia.job_tools LEVEL SECONDS DCGM_LEVEL TOOL…`` is a task: dcgmi
-and nccl-tests where they are installed, between two looks at the state of the GPUs, as one
-line of JSON. torch is not imported: a worker of ours would hold the GPUs that dcgmi wants to have
-alone.
+``python -m health.active.nvidia.job_tools LEVEL SECONDS DCGM_LEVEL TOOL…`` is a task: dcgmi and
+nccl-tests where they are installed, as one line of JSON. torch is not imported: a worker of ours
+would hold the GPUs that dcgmi wants to have alone.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from health.active.nvidia import dcgm, gpu_state, nccl_tests, tools
+from health.active.nvidia import dcgm, gpu_use, nccl_tests, tools
 from health.active_tests import Level, Measured, finding, measured
 from health.finding import Finding
 from robust_slurm import commands
@@ -51,7 +50,7 @@ def on_machine(
     ends: float,
     node: str,
     *,
-    before: gpu_state.GpuState,
+    use: tuple[gpu_use.GpuUse, ...],
     gpus: int,
     model: str = "",
     dcgm_level: int | None = None,
@@ -69,9 +68,7 @@ def on_machine(
         left_out += why
     if "dcgm" in wanted:
         begun = time.monotonic()
-        found_there, why = dcgm.run(
-            level, max(0.0, ends - begun), state=before, run_level=dcgm_level
-        )
+        found_there, why = dcgm.run(level, max(0.0, ends - begun), gpus=use, run_level=dcgm_level)
         findings += found_there
         left_out += why
         if not why:
@@ -86,19 +83,14 @@ def task(
 ) -> ToolResults:
     """Run the tools on one node of the job: the work of one task of the step."""
     ends = time.monotonic() + seconds
-    node, before = os.environ.get("SLURMD_NODENAME", ""), gpu_state.take()
-    if not before.gpus and not before.error:
+    node, use = os.environ.get("SLURMD_NODENAME", ""), gpu_use.take()
+    if not use:
         return ToolResults(left_out=tuple(f"{name}: no NVIDIA GPU" for name in wanted))
-    held = gpu_state.busy(before)
+    held = gpu_use.busy(use)
     if held:
         text = f"{', '.join(wanted)} not run: {'; '.join(held)}"
         return ToolResults((Finding("ERROR", "tool", "active-error", "", text, "none"),))
-    found = on_machine(
-        wanted, level, ends, node,
-        before=before, gpus=len(before.gpus), dcgm_level=dcgm_level,
-    )  # fmt: skip
-    changed = gpu_state.restore(before, gpu_state.take())
-    return found._replace(findings=(*found.findings, *changed))
+    return on_machine(wanted, level, ends, node, use=use, gpus=len(use), dcgm_level=dcgm_level)
 
 
 def argv(

@@ -23,10 +23,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from health.active.nvidia import gpu_state
 from health.active.worker.env import WorkerSettings, prepare, take_environment
 from health.active_tests import BY_NAME, LEVELS, Level, Measured
-from health.finding import Finding
 from robust_slurm.frames.wire import Codec, WireError
 
 CONNECT_S = 30.0
@@ -156,8 +154,7 @@ class Worker:
         self._collective = collective
         self._failed = device.failed
         self._devices = devices = device.devices()
-        self._store: Any = None  # what the next pair or ring meets at
-        self._state: gpu_state.GpuState | None = None
+        self._store: Any = None  # what the next pair meets at
         device.use_all_cores()
 
         def aligned(task: WorkerTask) -> list[Measured]:
@@ -171,7 +168,6 @@ class Worker:
             "links": lambda task: links.run(devices, task.seconds, task.seed),
             "local": lambda task: collective.local(devices, task.seconds, task.seed, task.wait),
             "pair": self._together,
-            "ring": self._together,
         }
 
     def about(self) -> dict[str, Any]:
@@ -202,8 +198,6 @@ class Worker:
                 self._store = None  # end the one of a test that was not run
                 self._store = self._collective.listen(self._host)
                 return {"port": self._store.port}
-            if name == "state":
-                return {"findings": [one.as_dict() for one in self._changed()]}
             if name not in self._tests:
                 known = ", ".join(self._tests)
                 raise ValueError(
@@ -215,14 +209,6 @@ class Worker:
             found = [Measured(name, self._node, wrong=wrong, error=error)]
         self._release()
         return {"measured": [one._replace(node=self._node).as_dict() for one in found]}
-
-    def _changed(self) -> list[Finding]:
-        """Restore and report GPU state changed since the first call; that call reports nothing."""
-        before, now = self._state, gpu_state.take()
-        if before is None:
-            self._state = now
-            return []
-        return gpu_state.restore(before, now)
 
     def _release(self) -> None:
         """Give the test's memory back to the GPU, for whoever is next."""

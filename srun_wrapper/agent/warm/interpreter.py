@@ -81,7 +81,6 @@ class Warm:
         command: Sequence[str],
         env: Mapping[str, str],
         directory: str = "",
-        beats: str = "",
     ) -> None:
         """Once rank ``pid`` has told in one of ``paths`` what it imports, get one ready."""
         if self._off or self._runs:
@@ -89,7 +88,7 @@ class Warm:
 
         def found(learnt: Learnt) -> None:
             self._tell(learnt)
-            self.start(learnt, command, env, directory, beats=beats)
+            self.start(learnt, command, env, directory)
 
         self._watch.begin(paths, pid, command, env, found)
 
@@ -105,10 +104,9 @@ class Warm:
         directory: str = "",
         *,
         further: bool = False,
-        beats: str = "",
     ) -> None:
         """Start one for this command unless it runs; end one for another. ``further``: no rank has
-        run: run the script to its standby_point, if any. ``beats``: record of the running rank."""
+        run: run the script to its standby_point, if any."""
         if self._runs and not self._is_for(command, env):
             self.stop()
         if self._off or self._runs:
@@ -136,7 +134,7 @@ class Warm:
 
         self._starting = Starting(self._loop, make, self._started, self._failed)
         try:
-            self._link.send({**order, "beats": beats})
+            self._link.send(order)
         except OSError:
             self.stop()
 

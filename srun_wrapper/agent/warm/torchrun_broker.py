@@ -90,12 +90,12 @@ class TorchrunBroker:
                 learnt = read_learnt(path)
                 if learnt is not None:
                     seen.add(path)
-                    self._get_ready(learnt, launcher, str(path.with_suffix(".beat")))
+                    self._get_ready(learnt, launcher)
             self._loop.later(LOOK, poll)
 
         self._loop.later(LOOK, poll)
 
-    def _get_ready(self, learnt: Learnt, launcher: int, beats: str) -> None:
+    def _get_ready(self, learnt: Learnt, launcher: int) -> None:
         # The directory is the whole node's: other slots' ranks tell there too.
         ours = any(asking.pid == learnt.pid for asking in self._asking.values())
         ours = ours or self._would_ask(parent_of(learnt.pid), launcher)
@@ -109,7 +109,7 @@ class TorchrunBroker:
             return  # a container, limits or processors of the launcher's own
         if local == "0" and (ranks := _ranks(environ)):
             self._tell(learnt, ranks, at_start(environ))
-        self._place(local).start(learnt, learnt.words, environ, beats=beats)
+        self._place(local).start(learnt, learnt.words, environ)
 
     def _would_ask(self, parent: int, launcher: int) -> bool:
         """True if ``parent`` is a launcher that requests its ranks here, not just any script."""

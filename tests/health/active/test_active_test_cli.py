@@ -22,7 +22,8 @@ from health.active.coordinator import runs
 from health.active.coordinator.procedure import Measurements
 from health.active.judging import fleet, records, tables
 from health.active.judging.profiles import with_site
-from health.active.nvidia import dcgm, gpu_state
+from health.active.nvidia import dcgm, gpu_use
+from health.active.nvidia.gpu_use import GpuUse
 from health.active_tests import Measured
 from health.history import events as history
 from robust_slurm.command_line.plain_text import OutputError
@@ -54,8 +55,8 @@ def test_results_are_recorded_by_root_and_compared_with_the_fleet(
         (tmp_path / f"state/nodes/n{number}.jsonl").write_bytes(history.line(event))
     assert run(python, "gemm") == 0
     out = capsys.readouterr().out
-    assert "n1: active-gemm-slow: fp32_tflops 2.5 is below 8.1 (median 9 of 11 nodes" in out
-    assert "slow    fp32_tflops 2.5  8.1" in out
+    assert "n1: active-gemm-slow: fp32_tflops 2.5 is below 5.4, 0.6 of the median 9 of 11" in out
+    assert "slow    fp32_tflops 2.5  5.4" in out
 
 
 def test_nobody_else_writes(python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,18 +113,15 @@ def test_tests_that_cannot_run_here_are_3(python: str, capsys: pytest.CaptureFix
 def test_gpus_in_use_are_not_tested(
     python: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    state = gpu_state.GpuState((gpu_state.Gpu(0, "GPU-1", {}, {}, (4242,)),))
-    monkeypatch.setattr(gpu_state, "take", lambda: state)
+    monkeypatch.setattr(gpu_use, "take", lambda: (GpuUse(0, (4242,)),))
     assert run(python) == 3
     out = capsys.readouterr().out
     assert "gpu0 is used by process 4242" in out and "fp32_tflops" not in out and "bitwise" in out
 
 
 def test_who_came_meanwhile_is_seen(python: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    states = iter(
-        gpu_state.GpuState((gpu_state.Gpu(0, "GPU-1", {}, {}, pids),)) for pids in ((), (4242,))
-    )
-    monkeypatch.setattr(gpu_state, "take", lambda: next(states))
+    uses = iter((GpuUse(0, pids),) for pids in ((), (4242,)))
+    monkeypatch.setattr(gpu_use, "take", lambda: next(uses))
     done: list[runs.RunResult] = []
     tested = runs.on_this_machine
 
@@ -218,17 +216,13 @@ def test_what_nobody_reads_is_recorded(
     assert history.load(str(tmp_path / "spool"))
 
 
-def test_a_state_that_changed_is_a_finding(
+def test_a_gpu_that_answers_no_more_is_a_finding(
     python: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    states = iter(
-        gpu_state.GpuState((gpu_state.Gpu(0, "GPU-1", {"power_limit": watts * 1000}),))
-        for watts in (700, 300)
-    )
-    monkeypatch.setattr(gpu_state, "take", lambda *_: next(states))
-    monkeypatch.setattr(gpu_state, "restore", gpu_state.differences)
+    uses = iter([(GpuUse(0), GpuUse(1)), (GpuUse(0),)])
+    monkeypatch.setattr(gpu_use, "take", lambda: next(uses))
     assert run(python, "bitwise") == 1
-    assert "active-state-changed gpu0: power limit 700 W before" in capsys.readouterr().out
+    assert "active-gpu-lost gpu1: answered before the tests" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -284,7 +278,7 @@ def test_this_machine_for_real(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torch")
-    monkeypatch.setattr(gpu_state, "take", gpu_state.GpuState)
+    monkeypatch.setattr(gpu_use, "take", tuple)
     assert cli.main(["test", "bitwise", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["cleared"] == ["n1"] and found["measured"][0]["digests"]

@@ -11,7 +11,7 @@ import pytest
 from places import PROGRAMS
 
 from health import cli
-from health.active.nvidia import gpu_state
+from health.active.nvidia import gpu_use
 
 PROGRAM = PROGRAMS / "fake_active_worker.py"
 
@@ -29,7 +29,7 @@ def python(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         path.write_text(f'#!/bin/sh\nexec {sys.executable} {PROGRAM} "$@"\n')
         path.chmod(0o755)
         monkeypatch.setenv("FAKE_WORKER", "healthy")
-        monkeypatch.setattr(gpu_state, "take", gpu_state.GpuState)
+        monkeypatch.setattr(gpu_use, "take", tuple)
         yield str(path)
 
 

@@ -20,7 +20,6 @@ from health.active.judging.fleet import NO_BASELINES, Baselines, FleetSpread
 from health.active.judging.judge import judge
 from health.active.judging.pairing import Pair
 from health.active_tests import BY_NAME, LEVELS, Judged, Level, Measured
-from health.finding import Finding
 
 NAMES = [f"n{i}" for i in range(1, 9)]
 
@@ -37,7 +36,7 @@ def test_all_is_well() -> None:
     assert judged.left_out == ("links: no node has a GPU that torch can use",)
     by_test = [m.test for m in judged.measured]
     assert {test: by_test.count(test) for test in ALL} == {
-        "bitwise": 8, "gemm": 8, "memory": 8, "links": 0, "local": 8, "pair": 8, "ring": 8,
+        "bitwise": 8, "gemm": 8, "memory": 8, "links": 0, "local": 8, "pair": 8,
     }  # fmt: skip
 
 
@@ -213,9 +212,9 @@ def test_a_test_that_was_never_begun_is_left_out_and_no_error() -> None:
 def test_what_does_not_fit_is_left_out() -> None:
     judged = judged_of(healthy(), ALL, 9.0)
     assert {m.test for m in judged.measured} == {"bitwise", "gemm"}
-    assert len(judged.left_out) == 5 and judged.cleared == set(NAMES)
+    assert len(judged.left_out) == 4 and judged.cleared == set(NAMES)
     judged = judged_of(healthy(), ALL, 1.0)
-    assert not judged.measured and not judged.cleared and len(judged.left_out) == 7
+    assert not judged.measured and not judged.cleared and len(judged.left_out) == 6
 
 
 def test_two_nodes_that_disagree_are_undecided() -> None:
@@ -236,9 +235,10 @@ def test_two_nodes_are_measured_by_the_fleet() -> None:
         return passed(task, values={"busbw_gbps": 1.0}) if task["test"] == "pair" else passed(task)
 
     answers = dict.fromkeys(("n1", "n2"), slow)
-    assert judged_of(answers, ("pair",)).cleared == {"n1", "n2"}
-    record = Baselines({("1 x cpu", "pair", "busbw_gbps"): FleetSpread(9, 10, 0.1, 20)}, {})
-    judged = judged_of(answers, ("pair",), baselines=record)
+    gpu = {"devices": ["gpu0"], "models": ["m"], "backend": "nccl"}
+    assert judged_of(answers, ("pair",), ready=gpu).cleared == {"n1", "n2"}
+    record = Baselines({("1 x m", "pair", "busbw_gbps"): FleetSpread(10, 20)}, {})
+    judged = judged_of(answers, ("pair",), baselines=record, ready=gpu)
     assert not judged.cleared and not judged.named  # one of them, and nobody can say which
     assert judged.findings["n1"][0].check == "active-undecided"
 
@@ -332,29 +332,3 @@ def test_shares(tests: set[str], level: Level, limit: float) -> None:
 def test_a_test_that_is_none() -> None:
     with pytest.raises(KeyError):
         share(["gem"], "quick", 10)
-
-
-def test_states_of_gpus_are_compared_around_the_tests() -> None:
-    order: list[str] = []
-    changed = Finding("FAIL", "node", "active-state-changed", "gpu0", "power limit", "reset-gpu")
-
-    def of(node: str) -> Answer:
-        def answer(task: dict[str, Any]) -> Any:
-            if node == "n1":
-                order.append(task["test"])
-            if task["test"] != "state":
-                return passed(task, model="H100")
-            if node == "n3":
-                return {"measured": []}  # an older worker
-            return {"findings": [changed.as_dict()] if "gemm" in order and node == "n2" else []}
-
-        return answer
-
-    answers = {node: of(node) for node in ("n1", "n2", "n3")}
-    gpu = {"backend": "nccl", "devices": ["gpu0"], "models": ["H100"]}
-    judged = judged_of(answers, ("gemm",), ready=gpu, states=True)
-    assert order == ["state", "gemm", "state"]
-    assert judged.findings == {"n2": (changed,)} and judged.cleared == {"n1", "n3"}
-    assert judged.left_out == ("state of the GPUs of n3: its worker did not report it",)
-    judged = judged_of(dict.fromkeys(answers, passed), ("gemm",), states=True)
-    assert not judged.left_out, "there is none to compare"

@@ -55,22 +55,13 @@ def test_the_largest_event_is_one_line_of_the_ledger() -> None:
 @pytest.mark.parametrize(
     ("spread", "limit"),
     [
-        (FleetSpread(96, 100, 0, 8), 90),  # at least a tenth
-        (FleetSpread(96, 100, 2, 8), 90),
-        (FleetSpread(96, 100, 5, 8), 85),  # three deviations
-        (FleetSpread(96, 100, 50, 8), 60),  # never more than 0.4
-        (FleetSpread(96, 100, 0, 7), None),  # too few nodes
-        (FleetSpread(0, 0, 0, 8), None),
+        (FleetSpread(100, 8), 60),
+        (FleetSpread(100, 7), None),  # too few nodes
+        (FleetSpread(0, 8), None),
     ],
 )
-def test_what_is_unusual(spread: FleetSpread, limit: float | None) -> None:
+def test_what_is_slow_in_the_fleet(spread: FleetSpread, limit: float | None) -> None:
     assert fleet.limit(spread) == pytest.approx(limit)
-
-
-def test_percentiles_of_devices() -> None:
-    made = baselines(event(f"n{i}", 100.0 + i) for i in range(100)).spreads[KEY]
-    assert (made.p5, made.p50, made.nodes) == (104, 149.5, 100)
-    assert made.sigma == pytest.approx(1.4826 * 25)
 
 
 def test_a_much_tested_node_weighs_no_more_than_another() -> None:
@@ -133,8 +124,6 @@ def test_the_order_of_events_does_not_matter(
     once = {(e.data["node"], e.time): e for e in events}  # the same moment decides nothing
     shuffled = data.draw(st.permutations(list(once.values())))
     assert baselines(shuffled) == baselines(once.values())
-    for spread in baselines(events).spreads.values():
-        assert spread.p5 <= spread.p50
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from health.active.coordinator.procedure import _floor_gbps
 from health.active.judging import fleet, records
 from health.active.judging.fleet import Baselines, baselines, event_data
 from health.active.judging.judge import judge
-from health.active.judging.kinds import PairKind, floor_gbps
+from health.active.judging.pairing import PairKind
 from health.active.judging.profiles import Floor, Floors
 from health.active.judging.speed import slow
 from health.active_tests import Measured
@@ -60,7 +61,7 @@ def test_a_fleet_of_two_kinds_of_node_has_no_outlier(counted: bool) -> None:
 @pytest.mark.parametrize("counted", [True, False])
 def test_a_pair_of_small_nodes_is_not_held_to_the_speed_of_large_ones(counted: bool) -> None:
     known = record(NODES.items(), counted=counted)
-    floors = {gpus: floor_gbps(PairKind("nccl", (MODEL,), gpus), 2, known) for gpus in BUSBW}
+    floors = {gpus: _floor_gbps(PairKind("nccl", (MODEL,), gpus), 2, known) for gpus in BUSBW}
     assert floors == {gpus: pytest.approx(0.6 * busbw / 10) for gpus, busbw in BUSBW.items()}
 
 
@@ -100,34 +101,11 @@ def warned(found: Mapping[str, object]) -> dict[str, str]:
     return dict.fromkeys(found, "WARN")
 
 
-def test_all_are_slow_and_one_has_a_device_less() -> None:
-    run = {**nodes("n", 9, 8), "n9": 7}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(BUSBW, 7, 440.0)
-        assert said(local(run, SLOW), record(EIGHT.items(), counted=True)) == warned(
-            nodes("n", 9, 8)
-        )
-
-
-def test_all_are_slow_and_of_one_kind_too_few_are_recorded() -> None:
-    known = record({**FOUR, **nodes("n", 5, 8)}.items(), counted=True)
-    small = nodes("f", 4, 4)
-    assert said(local({**small, **nodes("n", 4, 8)}, SLOW), known) == warned(small)
-    # Two are no group, and one of a kind without a record beside them does not make them one.
-    few = nodes("f", 2, 4)
-    assert said(local({**few, "n0": 8}, SLOW), known) == dict.fromkeys(few, "FAIL")
-
-
 def test_a_kind_that_is_slow_as_a_whole_beside_another_that_is_not() -> None:
     known = record({**EIGHT, **FOUR}.items(), counted=True)
     large, small = nodes("n", 9, 8), nodes("f", 3, 4)
     run = [*local(large, SLOW), *local(small, 1.0)]
     assert said(run, known) == warned(large)
-    # A floor is the same for both kinds: who is below it is not everybody.
-    run = [*local(large, 0.3), *local(small, 1.0)]
-    assert said(run, known) == warned(large)
-    assert said(run, known, lambda *_: Floor(140.0, "x")) == dict.fromkeys(large, "FAIL")
-    assert said(run, known, lambda *_: Floor(160.0, "x")) == warned({**large, **small})
 
 
 @pytest.mark.parametrize(
@@ -147,24 +125,6 @@ def test_one_node_that_is_slow_is_named(large: int, small: int, found: dict[str,
     # Where only one node of the run has a limit, it is not everybody.
     unknown = [*local({"n0": 8}, SLOW), *local(nodes("f", 4, 4), SLOW)]
     assert said(unknown, record(EIGHT.items(), counted=True)) == {"n0": "FAIL"}
-
-
-@pytest.mark.parametrize("counted", [True, False])
-def test_a_large_node_with_half_its_devices_is_not_held_to_the_small_kind(counted: bool) -> None:
-    known = record({**EIGHT, **FOUR}.items(), counted=counted)
-    assert (known.devices["n1"], known.devices["f1"]) == ([8], [4])
-    half = [one._replace(node="n1") for one in local({"f1": 4}, SLOW)]
-    (one,) = [one for one in slow(half, none, known) if one.test == "local"]
-    assert one.status == "WARN"
-    assert one.evidence.endswith("; tested with 4 devices, usually with 8")
-    assert said(local({"f1": 4}, SLOW), known) == {"f1": "FAIL"}
-
-
-def test_a_node_that_is_often_tested_with_half_its_devices_is_held_to_both_kinds() -> None:
-    often = [(one, 4) for one in 3 * ["n1"]]
-    known = record([*EIGHT.items(), *often, *FOUR.items()], counted=True)
-    assert known.devices["n1"] == [4, 8]
-    assert said(local({"n1": 8}, 0.1), known) == {"n1": "FAIL"}
 
 
 def test_a_result_of_the_cpu_is_no_device_more() -> None:
@@ -200,7 +160,6 @@ def test_results_without_a_named_device_are_of_the_workers_devices(
         records.write(settings, judged, "quick", "here")
     known = baselines(written)
     assert known.spreads[f"8 x {MODEL}", test, "busbw_gbps"].nodes == 20
-    assert known.devices["n1"] == [8]
     if test == "local":
         alone = judge(local({"n1": 8}, SLOW, named=False), baselines=known, devices={"n1": 8})
         assert list(alone.named) == ["n1"]

@@ -14,12 +14,12 @@ from places import TESTS
 from waiting import until
 
 from health.active.nvidia import dcgm, tools
-from health.active.nvidia.gpu_state import Gpu, GpuState
+from health.active.nvidia.gpu_use import GpuUse
 from health.active_tests import Level
 from health.finding import Finding
 
 DATA = TESTS / "data" / "active"
-FREE = GpuState((Gpu(0, "a", {"mig": 0}), Gpu(1, "b", {"mig": 0})))
+FREE = (GpuUse(0), GpuUse(1))
 
 
 def judged(name: str) -> tuple[list[Finding], list[str]]:
@@ -178,7 +178,7 @@ def fake(directory: Path, lines: str) -> tuple[str]:
 
 def test_it_is_run_by_its_level_and_its_output_is_judged(tmp_path: Path) -> None:
     where = fake(tmp_path, f'echo "$@" > {tmp_path}/args; cat {DATA}/dcgm_4.4.json; exit 226')
-    found, _ = dcgm.run("standard", 600.0, state=FREE, directories=where)
+    found, _ = dcgm.run("standard", 600.0, gpus=FREE, directories=where)
     assert (tmp_path / "args").read_text() == "diag -r 2 -j\n"
     assert len(found) == 3
     dcgm.run("standard", 6000.0, run_level=4, directories=where)
@@ -225,17 +225,16 @@ def _gone(pid: int) -> bool:
 
 
 def test_what_is_left_out_and_why(tmp_path: Path) -> None:
-    used = GpuState((Gpu(0, "a", {"mig": 0}, {}, (77,)),))
-    split = GpuState((Gpu(0, "a", {"mig": 1}),))
+    used, split = (GpuUse(0, (77,)),), (GpuUse(0, mig=True),)
     where = fake(tmp_path, f"cat {DATA}/dcgm_4.4_pass.json")
-    assert dcgm.run("quick", 60.0, state=used, directories=where) == ([], [])
-    cases: tuple[tuple[Level, float, GpuState, str], ...] = (
+    assert dcgm.run("quick", 60.0, gpus=used, directories=where) == ([], [])
+    cases: tuple[tuple[Level, float, tuple[GpuUse, ...], str], ...] = (
         ("standard", 600.0, used, "gpu0 is used by process 77"),
         ("quick", 600.0, split, "gpu0 has MIG on"),
         ("long", 60.0, FREE, "takes 600 s or more, 60 s were left"),
     )
-    for level, limit_s, state, words in cases:
-        found, [line] = dcgm.run(level, limit_s, state=state, directories=where)
+    for level, limit_s, gpus, words in cases:
+        found, [line] = dcgm.run(level, limit_s, gpus=gpus, directories=where)
         assert not found and words in line
     if not any(os.access(f"{place}/dcgmi", os.X_OK) for place in tools.FIXED):
         assert dcgm.run("quick", 60.0) == ([], ["dcgmi diag -r 1: dcgmi is not installed"])

@@ -19,27 +19,23 @@ from health.active.coordinator.procedure import Measurements, WantedTests
 from health.active.coordinator.session import About
 from health.active.judging.fleet import NO_BASELINES
 from health.active.judging.judge import judge
-from health.active.nvidia import dcgm, gpu_state, job_tools, nccl_tests
-from health.active.nvidia.gpu_state import Gpu, GpuState
+from health.active.nvidia import dcgm, gpu_use, job_tools, nccl_tests
+from health.active.nvidia.gpu_use import GpuUse
 from health.active.nvidia.job_tools import ToolResults, read
 from health.active_tests import Measured
 from health.finding import Finding
 
 BAD = Finding("FAIL", "node", "active-dcgm", "gpu1", "dcgmi memory: fail", "service")
-GPU = Gpu(0, "GPU-1", {"power_limit": 700_000})
+GPU = GpuUse(0)
 
 
 @pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[GpuState]:
-    """States that are taken, one after the other; the last one stays."""
-    states = [GpuState((GPU, GPU._replace(number=1, uuid="GPU-2")))]
-
-    def take() -> GpuState:
-        return states.pop(0) if len(states) > 1 else states[0]
-
-    monkeypatch.setattr(gpu_state, "take", take)
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[GpuUse]:
+    """The GPUs of the node: they may be changed."""
+    gpus = [GPU, GPU._replace(number=1)]
+    monkeypatch.setattr(gpu_use, "take", lambda: tuple(gpus))
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
-    return states
+    return gpus
 
 
 @pytest.fixture
@@ -61,7 +57,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_a_task_runs_both(
-    two_gpus: list[GpuState], asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    two_gpus: list[GpuUse], asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert job_tools.main(["standard", "300", "0", "dcgm", "nccl-tests"]) == 0
     level, limit, run_level = asked["dcgm"]
@@ -70,36 +66,25 @@ def test_a_task_runs_both(
     assert found.findings == (BAD,) and found.left_out == ("late",)
     assert found.ran == {"dcgm", "local"}
     assert job_tools.main(["long", "5000", "4", "dcgm"]) == 0
-    assert asked["dcgm"][2] == 4 and "nccl" in asked and len(two_gpus) == 1
-
-
-def test_what_it_left_changed_is_a_finding(
-    two_gpus: list[GpuState], asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu_state, "restore", gpu_state.differences)
-    lower = GPU._replace(values={"power_limit": 300_000})
-    two_gpus[:] = [GpuState((GPU,)), GpuState((lower,))]
-    found = job_tools.task("quick", 60.0, None, ["dcgm"])
-    assert BAD in found.findings and asked
-    assert {one.check for one in found.findings} == {"active-dcgm", "active-state-changed"}
+    assert asked["dcgm"][2] == 4 and "nccl" in asked
 
 
 @pytest.mark.parametrize(
-    ("state", "finding", "left_out"),
+    ("gpus", "finding", "left_out"),
     [
-        (GpuState(), None, ("dcgm: no NVIDIA GPU", "nccl-tests: no NVIDIA GPU")),
-        (GpuState((GPU._replace(processes=(77,)),)), "gpu0 is used by process 77", ()),
-        (GpuState((GPU._replace(values={"mig": 1}),)), "gpu0 has MIG on", ()),
+        ([], None, ("dcgm: no NVIDIA GPU", "nccl-tests: no NVIDIA GPU")),
+        ([GPU._replace(processes=(77,))], "gpu0 is used by process 77", ()),
+        ([GPU._replace(mig=True)], "gpu0 has MIG on", ()),
     ],
 )
 def test_where_nothing_may_be_run(
-    state: GpuState,
+    gpus: list[GpuUse],
     finding: str | None,
     left_out: tuple[str, ...],
-    two_gpus: list[GpuState],
+    two_gpus: list[GpuUse],
     asked: dict[str, Any],
 ) -> None:
-    two_gpus[:] = [state]
+    two_gpus[:] = gpus
     found = job_tools.task("quick", 60.0, None, job_tools.TOOLS)
     assert not asked and found.left_out == left_out and not found.ran
     assert [f.status for f in found.findings] == ([] if finding is None else ["ERROR"])
@@ -162,7 +147,7 @@ for node in n1 n2; do SLURMD_NODENAME=$node {python} -P "$@"; done
 
 
 def test_a_step_of_real_tasks_without_a_gpu(tmp_path: Path) -> None:
-    if gpu_state.take() != GpuState():
+    if gpu_use.take():
         pytest.skip("there is a GPU")
     words = job_tools.argv([], "quick", 30.0, None, job_tools.TOOLS)
     argv = srun(tmp_path, TASKS.format(python=sys.executable))

@@ -92,32 +92,6 @@ def test_waiting_it_does_not_look_like_a_rank(drive: Any) -> None:
     assert Path(f"/proc/{warm}/environ").read_text().strip("\0") == ""
 
 
-def test_it_imports_when_nobody_else_wants_the_processor(
-    drive: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A rank that is forked from it has its own priority again: ``warm_facts`` says so above."""
-    monkeypatch.chdir(tmp_path)
-    lib = tmp_path / "lib"
-    lib.mkdir()
-    (lib / "loaded.py").write_text(
-        "import os, threading\nown = threading.local()\nown.value = 'kept'\n"
-        "print(os.sched_getscheduler(0), file=open(f'priority-{os.getpid()}', 'w'))\n"
-    )
-    path = tmp_path / "script.py"
-    path.write_text(
-        "import loaded, robust_slurm, signal\nrobust_slurm.beat(1)\n"
-        "print(loaded.own.value, flush=True)\nsignal.pause()\n"
-    )
-    d = drive(sys.executable, str(path), warm=True, path=str(lib), packages=["loaded"])
-    rank = d.launch().pid
-    d.wait_warm()
-    (warm,) = set(d.below()) - {rank}
-    found = [int(Path(f"priority-{pid}").read_text()) for pid in (rank, warm)]
-    assert found == [os.sched_getscheduler(0), os.SCHED_IDLE]
-    assert d.launch(epoch=2).warm
-    d.wait(lambda: d.stdout() == "kept\nkept\n")  # what the module has kept for its thread
-
-
 def script(tmp_path: Path, text: str) -> list[str]:
     path = tmp_path / "script.py"
     path.write_text("import json, os, sys\nimport robust_slurm\nrobust_slurm.beat(1)\n" + text)

@@ -1,1 +1,0 @@
-"""Work beside a training that the training does not notice: imports of a warm interpreter."""
