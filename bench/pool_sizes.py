@@ -71,7 +71,7 @@ def rows() -> list[PaperRow]:
         PaperRow(
             setting,
             tuple(
-                pool(losses(setting.machines, [LossSource(1, rate.per_1000 / 1000)])).standbys
+                pool(losses(setting.machines, [LossSource(1, rate.per_1000 / 1000)]))
                 for rate in RATES
             ),
         )

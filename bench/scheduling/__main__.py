@@ -168,7 +168,7 @@ def add_over_eviction(results: Results, at: AtScale, args: argparse.Namespace) -
 
 def _standbys(lost: Distribution) -> int:
     """The P99 pool. Raises SizeError if it is empty: then nothing can be averaged."""
-    found = pool(lost).standbys
+    found = pool(lost)
     if not found:
         raise SizeError("at such a rate no standby is needed at all: see --rate")
     return found

@@ -188,4 +188,4 @@ APPROACHES: Mapping[str, Callable[[int, float], Approach]] = {
 def p99_pool(mix: Sequence[Kind], nodes: int, refill_h: float) -> int:
     """Return the P99 pool of single nodes, as `robust-standby size` does. Raises SizeError."""
     rate = sum(kind.per_1000 / 1000.0 * kind.machine for kind in mix if kind.nodes == 1)
-    return pool(losses(nodes, [LossSource(1, rate)], refill_h / 24.0)).standbys
+    return pool(losses(nodes, [LossSource(1, rate)], refill_h / 24.0))

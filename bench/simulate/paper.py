@@ -66,7 +66,7 @@ def was_checks(results: Results) -> list[Check]:
 
 def _was(machines: int) -> dict[str, float]:
     lost = losses(machines, [LossSource(1, RATES[0].per_1000 / 1000)])
-    standbys = pool(lost).standbys
+    standbys = pool(lost)
     start = hot_update(machines)
     own = byterobust(machines)._replace(test={}, start=start)
     again = assumed.published("table 7: requeue", at(assumed.REQUEUE_TABLE, machines))

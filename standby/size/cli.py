@@ -141,11 +141,14 @@ def _answer(args: argparse.Namespace) -> answer.PoolSize:
     hours, quantile = args.refill or _HOURS, args.quantile or _QUANTILE
     if args.rate is not None:
         sources = [LossSource(1, args.rate / 1000.0), *groups]
-        return answer.from_rates(args.nodes, sources, hours, quantile)
+        return answer.size_of(args.nodes, sources, hours, quantile)
     losses(args.nodes, groups, hours / 24.0)  # first: an error in these is bad input
     seen = _measure(args)
+    sources = seen.sources()
+    if groups:
+        sources = [*sources[:1], *groups]
     try:
-        return answer.from_ledger(args.nodes, seen, groups, hours, quantile)
+        return answer.size_of(args.nodes, sources, hours, quantile, seen)
     except SizeError as error:
         raise CommandError(f"too few node-days were observed to compute a rate: {error}") from None
 
@@ -180,32 +183,12 @@ def _measure(args: argparse.Namespace) -> Observed:
 
 def as_data(found: answer.PoolSize) -> dict[str, Any]:
     """The answer for JSON."""
-    data: dict[str, Any] = {
-        "nodes": found.nodes,
-        "refill_hours": found.refill_hours,
-        "quantile": found.quantile,
-        "cases": [
-            {
-                "name": case.name,
-                "causes": [cause._asdict() for cause in case.causes],
-                "mean": case.mean,
-                "single": case.single._asdict(),
-                "all": case.all._asdict(),
-            }
-            for case in found.cases
-        ],
-        "measured": None,
-        "notes": list(found.notes),
+    measured = found.measured
+    return {
+        **found._asdict(),
+        "causes": [cause._asdict() for cause in found.causes],
+        "measured": measured._asdict() if measured is not None else None,
     }
-    if (seen := found.measured) is not None:
-        sizes = {str(size): count for size, count in sorted(seen.sizes.items())}
-        data["measured"] = {
-            **seen._asdict(),
-            "sizes": sizes,
-            "single": seen.single._asdict(),
-            "several": seen.several._asdict(),
-        }
-    return data
 
 
 # -- numbers ----------------------------------------------------------------------------------

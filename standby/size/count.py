@@ -55,14 +55,6 @@ class Distribution(NamedTuple):
         """P(K = k)."""
         return self.pmf[k - self.first] if 0 <= k - self.first < len(self.pmf) else 0.0
 
-    def above(self, n: int) -> float:
-        """P(K > n): that n standbys are too few."""
-        return math.fsum(p for k, p in enumerate(self.pmf, self.first) if k > n)
-
-    def excess(self, n: int) -> float:
-        """E[max(0, K - n)]: by how many nodes n standbys are too few, on average over all time."""
-        return math.fsum((k - n) * p for k, p in enumerate(self.pmf, self.first) if k > n)
-
     def smallest(self, quantile: float) -> int:
         """The smallest n with P(K <= n) >= quantile."""
         tail = 0.0
@@ -71,19 +63,6 @@ class Distribution(NamedTuple):
             if tail > 1.0 - quantile:
                 return k
         return self.first
-
-
-class PoolCount(NamedTuple):
-    """A pool of ``standbys`` nodes, judged by one distribution of losses.
-
-    ``shortage``: P(K > standbys); ``shortfall``: E[max(0, K - standbys)] nodes; ``short_by``: the
-    same given that there is a shortage, 0 where there is none.
-    """
-
-    standbys: int
-    shortage: float
-    shortfall: float
-    short_by: float
 
 
 def binomial(trials: int, p: float) -> Distribution:
@@ -153,14 +132,8 @@ def losses(nodes: int, sources: Sequence[LossSource], days: float = 1.0) -> Dist
     return total
 
 
-def pool(lost: Distribution, quantile: float = 0.99) -> PoolCount:
+def pool(lost: Distribution, quantile: float = 0.99) -> int:
     """The smallest pool with P(K <= n) >= quantile. Raises SizeError."""
     if not 0.0 < quantile < 1.0:
         raise SizeError(f"quantile {quantile:g}: it must be above 0 and below 1, like 0.99")
-    return judge(lost, lost.smallest(quantile))
-
-
-def judge(lost: Distribution, standbys: int) -> PoolCount:
-    """Judge a pool of this size by a distribution of losses."""
-    shortage, shortfall = lost.above(standbys), lost.excess(standbys)
-    return PoolCount(standbys, shortage, shortfall, shortfall / shortage if shortage else 0.0)
+    return lost.smallest(quantile)

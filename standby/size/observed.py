@@ -13,22 +13,12 @@ from typing import NamedTuple
 
 from standby.size.count import LossSource
 from standby.size.history import DAY, Loss, Span
-from standby.size.interval import poisson_interval
 
 TOGETHER_S = 60.0  # what is lost within this time is one event: a switch, a group, a power feed
 SAME_FAULT_S = 3600.0  # a node that is lost again so soon is the same fault seen twice
 NEAR_S = 60.0  # an incident is noted a little after the epoch's end
 
 Watched = dict[str, list[tuple[float, float]]]  # by node: times in order that do not overlap
-
-
-class Rate(NamedTuple):
-    """Events per node-day: the estimate, and its 95 % interval."""
-
-    events: int
-    estimate: float
-    low: float
-    high: float
 
 
 class Observed(NamedTuple):
@@ -47,28 +37,13 @@ class Observed(NamedTuple):
     problems: tuple[str, ...]
 
     @property
-    def single(self) -> Rate:
-        return rate(self.sizes.get(1, 0), self.node_days)
+    def events(self) -> int:
+        return sum(self.sizes.values())
 
-    @property
-    def several(self) -> Rate:
-        """The rate of events that took more than one node."""
-        return rate(sum(n for size, n in self.sizes.items() if size > 1), self.node_days)
-
-    def groups(self, upper: bool) -> list[LossSource]:
-        """The events of several nodes by size; ``upper``: all at the interval's upper end."""
-        found = self.several
-        factor = found.high / found.estimate if upper and found.events else 1.0
-        return [
-            LossSource(size, factor * n / self.node_days)
-            for size, n in sorted(self.sizes.items())
-            if size > 1
-        ]
-
-
-def rate(count: int, node_days: float) -> Rate:
-    low, high = poisson_interval(count)
-    return Rate(count, count / node_days, low / node_days, high / node_days)
+    def sources(self) -> list[LossSource]:
+        """The rates that were seen, by the number of nodes that an event took."""
+        sizes = {1: 0, **self.sizes}
+        return [LossSource(size, n / self.node_days) for size, n in sorted(sizes.items())]
 
 
 def merge(spans: Iterable[Span]) -> Watched:

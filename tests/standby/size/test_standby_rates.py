@@ -18,10 +18,9 @@ from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.decide.incident import Incident
 from standby.size import ledger
-from standby.size.answer import ESTIMATE, UPPER, from_ledger
+from standby.size.answer import size_of
 from standby.size.count import LossSource, SizeError
 from standby.size.history import DAY, Loss, Span, chronicle_spans, incident, lines
-from standby.size.interval import poisson_interval
 from standby.size.ledger import Ledger
 from standby.size.observed import events, merge, node_days, observe
 
@@ -39,9 +38,7 @@ def test_losses_over_the_time_that_nodes_ran(tmp_path: Path) -> None:
     assert found.node_days == pytest.approx(40.0)
     assert (found.sizes, found.incidents, found.drains, found.left_out) == ({1: 1}, 1, 0, 0)
     assert (found.jobs, found.nodes, found.problems) == (1, 5, ())
-    assert found.single.estimate == pytest.approx(1 / 40)
-    low, high = poisson_interval(1)
-    assert (found.single.low, found.single.high) == pytest.approx((low / 40, high / 40))
+    assert found.sources() == [LossSource(1, pytest.approx(1 / 40))]
     assert (found.begin, found.end) == pytest.approx((NOW - 10 * DAY, NOW))
 
 
@@ -98,7 +95,7 @@ def test_drains_count_where_a_job_was(tmp_path: Path) -> None:
     # A person who gives the node-days speaks for all nodes: then all of them count.
     found = seen(tmp_path, node_days=500.0)
     assert (found.sizes, found.left_out, found.given) == ({1: 4}, 0, True)
-    assert found.single.estimate == pytest.approx(4 / 500)
+    assert found.sources() == [LossSource(1, pytest.approx(4 / 500))]
 
 
 def test_nodes_lost_together_are_one_event(tmp_path: Path) -> None:
@@ -113,11 +110,7 @@ def test_nodes_lost_together_are_one_event(tmp_path: Path) -> None:
     drained(tmp_path, "n7", NOW - 5 * DAY + 20)
     found = seen(tmp_path)
     assert found.node_days == pytest.approx(160.0) and found.sizes == {7: 1}
-    assert found.single.events == 0 and found.several.events == 1
-    [group] = found.groups(upper=False)
-    assert group == LossSource(7, pytest.approx(1 / 160))
-    [group] = found.groups(upper=True)
-    assert group.rate == pytest.approx(poisson_interval(1)[1] / 160)
+    assert found.sources() == [LossSource(1, 0.0), LossSource(7, pytest.approx(1 / 160))]
 
 
 def test_what_blames_no_node_does_not_count(tmp_path: Path) -> None:
@@ -340,41 +333,22 @@ def observed(node_days: float, **sizes: int) -> Any:
     return empty._replace(sizes={int(key[1:]): count for key, count in sizes.items()})
 
 
-def test_estimate_and_upper_end() -> None:
-    found = from_ledger(1024, observed(10_000, x1=12), [], 24.0, 0.99)
-    low, high = found.cases
-    assert (low.name, high.name) == (ESTIMATE, UPPER)
-    assert low.all.standbys == 4  # 1.2 per 1,000 node-days
-    assert high.causes[0].per_1000 == pytest.approx(poisson_interval(12)[1] / 10)
-    assert high.all.standbys > low.all.standbys
-
-
 def test_groups_that_were_seen_count_at_their_own_size() -> None:
-    found = from_ledger(1024, observed(10_000, x1=12, x8=2, x3=1), [], 24.0, 0.99)
-    assert [cause.size for cause in found.cases[0].causes] == [1, 3, 8]
-    assert [cause.per_1000 for cause in found.cases[0].causes] == pytest.approx([1.2, 0.1, 0.2])
-    assert found.cases[0].all.standbys > 8 > found.cases[0].single.standbys
-    assert not any("--group-rate" in note for note in found.notes)
-
-
-def test_groups_that_are_named_replace_those_seen() -> None:
-    named = [LossSource(4, 1e-4)]
-    found = from_ledger(1024, observed(10_000, x1=12, x8=2), named, 24.0, 0.99)
-    assert [cause.size for cause in found.cases[0].causes] == [1, 4]
-    assert any("2 events that took several nodes were seen" in note for note in found.notes)
+    seen = observed(10_000, x1=12, x8=2, x3=1)
+    found = size_of(1024, seen.sources(), 24.0, 0.99, seen)
+    assert [cause.size for cause in found.causes] == [1, 3, 8]
+    assert [cause.per_1000 for cause in found.causes] == pytest.approx([1.2, 0.1, 0.2])
+    assert found.standbys > 8 > found.causes[0].standbys == 4
+    assert not found.notes
 
 
 def test_nothing_lost_yet() -> None:
-    found = from_ledger(1024, observed(10_000), [], 24.0, 0.99)
-    low, high = found.cases
-    assert low.all.standbys == 0 and low.causes[0].days is None
-    assert high.causes[0].per_1000 == pytest.approx(0.36889, rel=1e-4)
-    assert high.all.standbys == 2
+    seen = observed(10_000)
+    found = size_of(1024, seen.sources(), 24.0, 0.99, seen)
+    assert found.standbys == 0 and found.causes[0].days is None
+    assert "may be up to 0.3 per 1,000 node-days" in found.notes[0]
 
 
-def test_too_short_a_time_for_an_upper_end() -> None:
-    found = from_ledger(8, observed(2.0, x1=1), [], 24.0, 0.99)
-    assert [case.name for case in found.cases] == [ESTIMATE]
-    assert any("too few node-days were observed" in note for note in found.notes)
+def test_too_short_a_time() -> None:
     with pytest.raises(SizeError):
-        from_ledger(8, observed(0.5, x1=1), [], 24.0, 0.99)
+        size_of(8, observed(0.5, x1=1).sources(), 24.0, 0.99)

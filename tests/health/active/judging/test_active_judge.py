@@ -183,9 +183,7 @@ def test_pairs_that_were_asked_and_never_made_clear_nobody() -> None:
 
 
 def test_other_findings_of_the_nodes_count() -> None:
-    changed = Finding(
-        "FAIL", "node", "active-gpu-lost", "gpu1", "does not answer", "reboot"
-    )
+    changed = Finding("FAIL", "node", "active-gpu-lost", "gpu1", "does not answer", "reboot")
     tool = Finding("ERROR", "tool", "active-dcgm", "", "dcgmi did not end", "none")
     warned = Finding("WARN", "node", "active-dcgm", "", "old version", "none")
     judged = judge(
