@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from robust_slurm.text import counted
 from standby.size.count import UNSURE, LossSource, losses, pool, probability, units
 from standby.size.observed import Observed
 
@@ -70,7 +71,7 @@ def _notes(causes: Sequence[Cause], measured: Observed | None) -> list[str]:
     """Return the doubts that a reader should have."""
     notes = []
     if measured is not None and measured.events < FEW:
-        text = f"{measured.events} events in {measured.node_days:,.0f} node-days are few: "
+        text = f"{counted(measured.events, 'event')} in {measured.node_days:,.0f} node-days: "
         # "The rule of three": with a higher rate nothing would be seen in fewer than 5 % of cases.
         most = f"up to {3000 / measured.node_days:.3g} per 1,000 node-days; see --rate"
         text += "the rate may be " + ("several times as high" if measured.events else most)

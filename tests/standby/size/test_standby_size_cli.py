@@ -146,7 +146,7 @@ def test_measured_on_the_command_line(tmp_path: Path) -> None:
     done = size(*words)
     assert done.returncode == 0, done.stderr
     assert "watched: 40.0 node-days (5 nodes in 1 job, " in done.stdout
-    assert "note: 1 events in 40 node-days are few: the rate may be several times" in done.stdout
+    assert "note: 1 event in 40 node-days: the rate may be several times" in done.stdout
     assert "64 nodes: keep 5 standbys" in done.stdout
     data = json.loads(size(*words, "--json").stdout)
     assert data["measured"]["node_days"] == pytest.approx(40.0, abs=0.01)
