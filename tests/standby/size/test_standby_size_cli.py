@@ -153,7 +153,7 @@ def test_measured_on_the_command_line(tmp_path: Path) -> None:
     assert data["measured"]["sizes"] == {"1": 1}
     assert data["standbys"] == 5
     data = json.loads(size(*words, "--json", "--node-days=400", "--since=5").stdout)
-    assert data["measured"]["single"]["estimate"] == pytest.approx(1 / 400)
+    assert data["causes"][0]["per_1000"] == pytest.approx(1000 / 400)
 
 
 def test_nothing_was_watched(tmp_path: Path) -> None:
