@@ -175,6 +175,14 @@ def gather(values: Sequence[int]) -> list[list[int]]:
     return [part.tolist() for part in parts]
 
 
+def default_store() -> Any:
+    """Return the store of torch.distributed; None if there is none, as over MPI."""
+    try:
+        return dist.distributed_c10d._get_default_store()
+    except (AttributeError, RuntimeError, ValueError):
+        return None
+
+
 def _env(*names: str) -> int | None:
     for name in names:
         try:
