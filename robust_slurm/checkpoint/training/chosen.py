@@ -22,10 +22,10 @@ class Chosen:
         self,
         client: Client,
         every: int,
-        by_time: ByTime | None,
-        say: Callable[[str], None],
         *,
         asked: bool,
+        say: Callable[[str], None],
+        by_time: ByTime | None = None,
     ) -> None:
         """``by_time``: chooses others than each ``every``-th; None: no step is chosen by time."""
         self._client, self._every, self._asked = client, every, asked

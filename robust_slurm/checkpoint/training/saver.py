@@ -59,7 +59,7 @@ class Saver:
         which there was no room after all, and what to tell the user."""
         self._state, self._client, self._about, self._options = state, client, about, options
         self._patient, self._stats, self._say = patient, stats, say
-        self.durable = Chosen(client, options.every, by_time, say, asked=patient)
+        self.durable = Chosen(client, options.every, asked=patient, say=say, by_time=by_time)
         self.room = SnapshotRoom(
             client, about, options, patient=patient, say=say, expected=expected, choose=room
         )
