@@ -87,9 +87,7 @@ def test_by_time_all_ranks_write_the_same_steps_whatever_their_clocks() -> None:
 
 def test_by_time_an_order_that_is_read_too_late_is_left_out() -> None:
     store, clock = dist.HashStore(), Clock()
-    one, two = (
-        ByTime(60.0, rank, store, "run", first=False, clock=clock) for rank in (0, 1)
-    )
+    one, two = (ByTime(60.0, rank, store, "run", first=False, clock=clock) for rank in (0, 1))
     clock.now = 61.0
     assert not two.takes(1) and not one.takes(1)  # rank 1 looks again after a second only
     assert [step for step in range(2, 6) if one.takes(step)] == [4]
