@@ -94,7 +94,8 @@ def read(directory: str | Path, step: int) -> Saved:
     refuse(where, [Problem("", what) for what in merged.problems])
     snapshot, stages = _of_all_stages(lowest, parts, lambda r: tier.read_rank(where, manifest, r))
     blocks = _Blocks(where, parts, merged)
-    variants = [each for each in merged.tensors if each.name != each.fqn]
+    kinds = (*TRAINED, "extra")
+    variants = [e for e in merged.tensors if e.name != e.fqn and kind_of(e.fqn) in kinds]
     mine = {each.fqn for each in variants[rank::size] if not blocks.same(each)}
     found: list[set[str]] = [mine]
     if group:

@@ -150,7 +150,7 @@ def from_durable(
                 _take_stage(state, objects.get("loader"), loaded, world, this_world(mesh), say)
                 return step
             if set(outcomes) <= {_OF_STAGE, _OTHER_SHAPE}:
-                _reshard(state, objects, directory, step, world, this_world(pipelined(mesh)), say)
+                reshard(state, objects, directory, step, world, this_world(pipelined(mesh)), say)
                 return step
         except (StateError, DurableError) as error:
             raise CheckpointError(_other_model(step, error)) from None
@@ -236,7 +236,7 @@ def _take_stage(
             say(note)
 
 
-def _reshard(
+def reshard(
     state: State,
     objects: Mapping[str, Any],
     directory: str,

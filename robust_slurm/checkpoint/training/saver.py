@@ -56,7 +56,7 @@ class Saver:
         """``patient``: the optimizer waits for the replica too. ``steady``: the optimizers tell
         before they change anything, so it can be copied in the background. ``expected``: bytes of
         a snapshot by estimate; ``room``: returns the rung for snapshots of a size, below a rung for
-        which there was no room after all, and what to tell the user. ``by_time``: see ``Chosen``."""
+        which there was no room after all, and what to tell the user. ``by_time``: see Chosen."""
         self._state, self._client, self._about, self._options = state, client, about, options
         self._patient, self._stats, self._say = patient, stats, say
         self.durable = Chosen(client, options.every, asked=patient, say=say, by_time=by_time)

@@ -17,23 +17,13 @@ from durable_snapshots import (
     tensors_of,
     trained,
 )
-from durable_tiers import flat, same, store
+from durable_tiers import Position, flat, load_alone, same, store
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
-from torch.optim.lr_scheduler import StepLR
 
 from robust_slurm.checkpoint.capture.assembly import StateError
 from robust_slurm.checkpoint.durable import reader
 from robust_slurm.checkpoint.durable import tier as durable
-from robust_slurm.checkpoint.durable.dcp import read
 from robust_slurm.checkpoint.durable.export import export
-from robust_slurm.checkpoint.durable.files import DurableError
-from robust_slurm.checkpoint.training.resuming import load_extra
 
 
 @pytest.mark.parametrize("cut", [data_parallel, sharded])
@@ -43,43 +33,30 @@ def test_resharding_into_one_process(
 ) -> None:
     store(tier, save_world(tmp_path, trained_state, world, cut))
     model, optimizer = trained(5)
-    asked = {
-        "model": get_model_state_dict(model),
-        "optimizer": get_optimizer_state_dict(model, optimizer),
-    }
-    lowest, notes = read.load_resharded(tier, 100, asked)
-    set_model_state_dict(model, asked["model"])
-    set_optimizer_state_dict(model, optimizer, asked["optimizer"])
+    objects = {"model": model, "optimizer": optimizer, "loader": Position(), "rng": None}
+    drawn = torch.get_rng_state()
+    said = load_alone(tier, objects)
     same(flat(state_of(model, optimizer)), flat(trained_state))
     assert optimizer.param_groups[0]["lr"] == 0.01
     assert optimizer.param_groups[1]["weight_decay"] == 0.0
     assert optimizer.param_groups[0]["betas"] == (0.8, 0.95)
-    said = " ".join(notes)
-    for word in ("random", "loader", "buffers"):
-        assert word in said
-    assert lowest.snapshot.rank == 0
-    assert lowest.tensors["rng.torch"][0] == 0
-
-
-def test_schedulers_in_a_list_are_carried_over() -> None:
-    _, optimizer = trained(5)
-    there, here = ([StepLR(optimizer, 2)] for _ in range(2))
-    optimizer.step()
-    there[0].step()
-    load_extra("extra.schedulers", here, [there[0].state_dict()])
-    assert here[0].last_epoch == 1
-    with pytest.raises(StateError, match="1 objects here, 0 in the snapshot"):
-        load_extra("extra.schedulers", here, [])
+    assert ["generators" in said[0], "loaders" in said[1]] == [True] * len(said), said
+    assert torch.equal(torch.get_rng_state(), drawn)
 
 
 def test_what_the_checkpoint_lacks_is_named(
     tmp_path: Path, tier: Path, trained_state: dict[str, Any]
 ) -> None:
     store(tier, save_world(tmp_path, trained_state, 2, sharded))
-    with pytest.raises(DurableError, match=r"Missing key .*model\.other"):
-        read.load_resharded(tier, 100, {"model": {"other": torch.zeros(3)}})
-    with pytest.raises(DurableError, match=r"Size mismatch .*first\.weight"):
-        read.load_resharded(tier, 100, {"model": {"first.weight": torch.zeros(3)}})
+    more, wide = trained(5), trained(5, 12)
+    more[0].other = torch.nn.Linear(2, 2)
+    rest = {"loader": Position(), "rng": None}
+    with pytest.raises(StateError, match=r"model: the snapshot lacks other\.weight"):
+        load_alone(tier, {"model": more[0], "optimizer": more[1], **rest})
+    with pytest.raises(StateError, match=r"model\.first\.weight: saved with shape \[10, 6\]"):
+        load_alone(tier, {"model": wide[0], "optimizer": wide[1], **rest})
+    with pytest.raises(StateError, match="only the snapshot has optimizer"):
+        load_alone(tier, {"model": trained(5)[0], **rest})
 
 
 def stages(tmp_path: Path, *, one_name: bool) -> list[Path]:
@@ -164,18 +141,20 @@ def test_stages_of_their_own_names_load_as_torch_flattens_them(tmp_path: Path, t
 
 def test_blocks_in_two_dimensions(tmp_path: Path, tier: Path) -> None:
     whole = torch.arange(48.0).reshape(6, 8)
+    kept = {"model": {"d": {"w": {"T": "model.w"}}}}
     paths = []
     for rank in range(4):
         half = whole[:, rank % 2 * 4 : rank % 2 * 4 + 4]
         entry, block = rows("model.w", half, rank // 2 * 3, rank // 2 * 3 + 3, "block")
         entry = entry._replace(global_shape=(6, 8), offsets=(rank // 2 * 3, rank % 2 * 4))
         paths.append(
-            save_snapshot(tmp_path / f"own-{rank}", [(entry, block)], {}, rank=rank, world=4)
+            save_snapshot(tmp_path / f"own-{rank}", [(entry, block)], kept, rank=rank, world=4)
         )
     where = store(tier, paths)
-    asked = {"model": {"w": torch.zeros(6, 8)}}
-    read.load_resharded(tier, 100, asked)
-    assert torch.equal(asked["model"]["w"], whole)
+    model = torch.nn.Module()
+    model.w = torch.nn.Parameter(torch.zeros(6, 8))
+    assert load_alone(tier, {"model": model}) == []
+    assert torch.equal(model.w, whole)
     export(where, tmp_path / "x.safetensors")
     from safetensors.torch import load_file
 
