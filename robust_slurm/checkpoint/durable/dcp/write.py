@@ -238,6 +238,7 @@ def _write_data(mapped: _Mapped, where: Path, attempt: str, prefix: str) -> Part
             Plain(name, path, place(_PLAIN + name)) for name, (path, _) in found.plain.items()
         ),
         groups=found.groups,
+        aliases=found.aliases,
         contents=tuple(
             _content(mapped.memory, entry, offset)
             for entry, offset in zip(plan.entries, plan.offsets, strict=True)
