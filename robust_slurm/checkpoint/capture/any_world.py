@@ -25,7 +25,7 @@ ELSEWHERE = "Go on with as many ranks as saved it, on the same mesh"
 
 
 class AnyWorld(Assembly):
-    """All that a world saved, for one rank of any other world."""
+    """The state that a world saved, for one rank of any other world."""
 
     def __init__(
         self,
@@ -67,12 +67,14 @@ class AnyWorld(Assembly):
 
     def _part(self, fqn: str, target: shards.Block) -> WholeTensor:
         held = self._held(fqn)
-        parts = {
-            (entry.shape, entry.offsets): (entry, tensors)
-            for entry, tensors in held
-            if shards.common((entry.shape, entry.offsets), target) is not None
-        }
-        there = sum(prod(shards.common(block, target)[0]) for block in parts)  # type: ignore[index]
+        parts: dict[shards.Block, Held] = {}
+        there = 0
+        for entry, tensors in held:
+            block = entry.shape, entry.offsets
+            common = shards.common(block, target)
+            if common is not None and block not in parts:
+                parts[block] = entry, tensors
+                there += prod(common[0])
         if there != prod(target[0]):
             raise StateError(
                 f"{fqn}: of the {prod(target[0])} items that are this rank's, {there} are there"

@@ -19,12 +19,12 @@ from . import tier
 from .dcp.records import read_tensor
 from .files import DurableError
 from .merge import Merged, Whole, merge
-from .parts import File, Outline
+from .parts import File, Outline, Part
 from .reader import LOADERS, notes, refuse
 from .verify import Problem, verify_files
 
 
-class Saved(NamedTuple):
+class SavedStep(NamedTuple):
     """A step, whatever ranks saved it."""
 
     where: Path
@@ -62,7 +62,7 @@ class Saved(NamedTuple):
         return found
 
 
-def read(directory: str | Path, step: int) -> Saved:
+def read(directory: str | Path, step: int) -> SavedStep:
     """Open a step, all of which is verified.
 
     With torch.distributed all ranks of the default group must call it; they share the work.
@@ -107,7 +107,7 @@ def read(directory: str | Path, step: int) -> Saved:
     for key in dict(snapshot.values or {}):
         if key.startswith("extra.") and any(f"{n}.".startswith(f"{key}.") for n in differing):
             other_values.add(key)
-    return Saved(where, len(parts), state, differing, frozenset(other_values))
+    return SavedStep(where, len(parts), state, differing, frozenset(other_values))
 
 
 def _some(names: Sequence[str]) -> str:
@@ -121,7 +121,7 @@ def _other_values(one: Snapshot, other: Snapshot) -> set[str]:
 
 
 def _of_all_stages(
-    lowest: Snapshot, parts: Sequence[Outline], read: Callable[[int], tier.Part]
+    lowest: Snapshot, parts: Sequence[Outline], read: Callable[[int], Part]
 ) -> tuple[Snapshot, bool]:
     """Return the lowest rank's snapshot with models and optimizers of all ranks in its values, and
     True if these have others than the lowest. Raises DurableError, StateError."""

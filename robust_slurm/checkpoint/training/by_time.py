@@ -15,7 +15,7 @@ AHEAD = 3.0  # s between the decision and its step, so that all ranks have read 
 LOOK = 1.0  # s between two questions to the store
 
 
-class Store(Protocol):
+class SharedKeys(Protocol):
     """The part of torch.distributed's store that is used."""
 
     def set(self, key: str, value: str, /) -> object: ...
@@ -30,7 +30,7 @@ class ByTime:
         self,
         seconds: float,
         rank: int,
-        store: Store | None,
+        store: SharedKeys | None,
         run: str,
         *,
         first: bool,

@@ -24,7 +24,7 @@ from .options import options
 from .resuming import CheckpointError, named
 from .session import SOCKET, Session
 from .stats import Stats
-from .warned import StrictError, Warned
+from .warned import CheckpointWarnings, StrictError
 
 __all__ = ["CheckpointError", "Checkpointer", "StrictError"]
 
@@ -101,7 +101,7 @@ class Checkpointer:
         self._values.objects = self._objects
         State(self._objects, rank=world.rank).release()  # raises for what cannot be saved
         self._session: Session | None = None
-        self._warned = Warned(strict=strict)
+        self._warned = CheckpointWarnings(strict=strict)
         self._say = self._warned.say
         self._pid = os.getpid()
         self._resumed = self._closing = self._closed = False

@@ -32,7 +32,7 @@ from .mesh import RankIds, gather, gather_objects, is_distributed
 from .order import some
 
 if TYPE_CHECKING:
-    from ..durable.other_shape import Saved
+    from ..durable.other_shape import SavedStep
 
 _BAD, _OTHER_SHAPE, _OF_STAGE, _GOOD = range(4)
 _CANDIDATES = 16  # durable steps that are looked at, newest first
@@ -261,7 +261,7 @@ def reshard(
         say(note)
 
 
-def _check_alike(saved: Saved, state: State, *, drifted: bool) -> list[str]:
+def _check_alike(saved: SavedStep, state: State, *, drifted: bool) -> list[str]:
     """Raise DurableError if ranks saved different parameters or optimizer states under one name
     that is asked for here: nothing tells which is this rank's. Those of the lowest rank are taken
     if replicas have ``drifted`` apart, as are buffers. Return what is taken so."""
@@ -281,7 +281,7 @@ def _check_alike(saved: Saved, state: State, *, drifted: bool) -> list[str]:
     return found
 
 
-def _check_all_asked(saved: Saved, state: State, world: RankIds) -> None:
+def _check_all_asked(saved: SavedStep, state: State, world: RankIds) -> None:
     """Raise StateError if a part of a model that was saved in parts is on no rank here."""
     if not saved.state.stages or (world.size > 1 and not is_distributed()):
         return

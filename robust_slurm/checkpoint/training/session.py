@@ -31,7 +31,7 @@ from .room import check_room, estimate
 from .saver import Saver
 from .stats import Stats
 from .unanswered import FileLook, reported
-from .warned import Warned, to_stderr
+from .warned import CheckpointWarnings, to_stderr
 
 SOCKET = "ROBUST_CKPT_SOCKET"
 STAND = 900.0  # s; robust-srun gives its word earlier, or has ended
@@ -44,7 +44,7 @@ class Session:
 
     def __init__(
         self, objects: Mapping[str, Any], mesh: Any, options: Options, *,
-        steady: bool, stats: Stats, warned: Warned,
+        steady: bool, stats: Stats, warned: CheckpointWarnings,
     ) -> None:  # fmt: skip
         """``steady``: see Saver. Raises TypeError, ValueError."""
         self.world = meshes.world()

@@ -14,7 +14,7 @@ class StrictError(RuntimeError):
     """A warning of ``Checkpointer(strict=True)``, raised instead of printed."""
 
 
-class Warned:
+class CheckpointWarnings:
     """Reports each kind of trouble once; or, ``strict``, raises it where the script can see it.
 
     A warning may be due in any thread, in a hook, or in the midst of work that other ranks take
