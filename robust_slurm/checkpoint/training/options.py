@@ -21,7 +21,7 @@ class Options(NamedTuple):
     minutes: float
     """Minutes between durable checkpoints outside robust-srun; 0: never by time."""
     minutes_by: str
-    """The source of ``minutes``: "script", "environment", "every" (0, as that is set), "default"."""
+    """The source of ``minutes``: "script", "environment", "default", or "every" (0)."""
     keep: int
     """Durable checkpoints kept."""
     replica_wait: float

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from torch.distributed.checkpoint.filesystem import (
-    CURRENT_DCP_VERSION,
     FileSystemWriter,
     _StorageInfo,
 )
@@ -119,14 +118,6 @@ class Tree:
                 return True
             at = at[key]
         return False
-
-
-def with_storage(metadata: Metadata, results: Sequence[WriteResult]) -> Metadata:
-    """The metadata as a reader wants it."""
-    metadata.storage_data = {result.index: result.storage_data for result in results}
-    metadata.storage_meta = StorageMeta()
-    metadata.version = CURRENT_DCP_VERSION
-    return metadata
 
 
 def write_metadata(
