@@ -69,8 +69,7 @@ def read(directory: str | Path, step: int) -> SavedStep:
     Raises DurableError, on all ranks if the checkpoint is damaged.
     """
     where = tier.step_dir(directory, step)
-    group = dist.is_available() and dist.is_initialized()
-    rank, size = (dist.get_rank(), dist.get_world_size()) if group else (0, 1)
+    rank, size = (dist.get_rank(), dist.get_world_size()) if _group() else (0, 1)
     parts: list[Outline] = []
     problems: list[Problem] = []
     other_values: set[str] = set()
@@ -84,30 +83,41 @@ def read(directory: str | Path, step: int) -> SavedStep:
             other_values |= _other_values(lowest, tier.read_rank(where, manifest, other).snapshot)
     except DurableError as err:
         problems = [Problem("", str(err))]
-    if group:
-        gathered: list[Any] = [None] * size
-        dist.all_gather_object(gathered, (problems, other_values))
-        problems = [problem for found, _ in gathered for problem in found]
-        other_values = {key for _, found in gathered for key in found}
-    refuse(where, problems)
+    gathered = _of_all_ranks((problems, other_values))
+    refuse(where, [problem for found, _ in gathered for problem in found])
+    other_values = {key for _, found in gathered for key in found}
     merged = merge(parts)
     refuse(where, [Problem("", what) for what in merged.problems])
     snapshot, stages = _of_all_stages(lowest, parts, lambda r: tier.read_rank(where, manifest, r))
     blocks = _Blocks(where, parts, merged)
     kinds = (*TRAINED, "extra")
     variants = [e for e in merged.tensors if e.name != e.fqn and kind_of(e.fqn) in kinds]
-    mine = {each.fqn for each in variants[rank::size] if not blocks.same(each)}
-    found: list[set[str]] = [mine]
-    if group:
-        found = [set() for _ in range(size)]
-        dist.all_gather_object(found, mine)
-    differing = frozenset(name for names in found for name in names)
+    mine: set[str] = set()
+    try:
+        mine = {each.fqn for each in variants[rank::size] if not blocks.same(each)}
+    except DurableError as err:
+        problems = [Problem("", str(err))]
+    every = _of_all_ranks((problems, mine))
+    refuse(where, [problem for found, _ in every for problem in found])
+    differing = frozenset(name for _, names in every for name in names)
     cut = any(each.kind == "block" for each in merged.tensors)
     state = AnyWorld(snapshot, blocks.held, cut=cut, stages=stages, differing=differing)
     for key in dict(snapshot.values or {}):
         if key.startswith("extra.") and any(f"{n}.".startswith(f"{key}.") for n in differing):
             other_values.add(key)
     return SavedStep(where, len(parts), state, differing, frozenset(other_values))
+
+
+def _group() -> bool:
+    return bool(dist.is_available() and dist.is_initialized())
+
+
+def _of_all_ranks(value: Any) -> list[Any]:
+    found = [value]
+    if _group():
+        found *= dist.get_world_size()
+        dist.all_gather_object(found, value)
+    return found
 
 
 def _some(names: Sequence[str]) -> str:

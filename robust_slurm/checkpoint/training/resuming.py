@@ -252,19 +252,21 @@ def reshard(
     from ..durable import other_shape
 
     saved = other_shape.read(directory, step)
-    buffers = _check_alike(saved, state, drifted=_data_only(directory, step))
+    taken, problem = _find_unlike(saved, state, drifted=_data_only(directory, step))
+    if problems := [each for each in gather_objects(problem) if each]:  # of any rank, on all
+        raise DurableError(problem or problems[0])
     _check_all_asked(saved, state, world)
     anew = sorted(state.generators() & saved.unlike)
     state.restore_any(saved.state, (RNG, LOADER, *anew))
     positions = _positions(state, objects.get("loader"), directory, step, own)
-    for note in saved.notes(world.size, buffers, anew, positions=positions):
+    for note in saved.notes(world.size, taken, anew, positions=positions):
         say(note)
 
 
-def _check_alike(saved: SavedStep, state: State, *, drifted: bool) -> list[str]:
-    """Raise DurableError if ranks saved different parameters or optimizer states under one name
-    that is asked for here: nothing tells which is this rank's. Those of the lowest rank are taken
-    if replicas have ``drifted`` apart, as are buffers. Return what is taken so."""
+def _find_unlike(saved: SavedStep, state: State, *, drifted: bool) -> tuple[list[str], str]:
+    """Return the names of tensors here of which ranks have saved different ones and those of the
+    lowest rank are taken: buffers, and all if replicas have ``drifted`` apart. And why the step
+    cannot be used: nothing tells which of other tensors is this rank's; "" if it can."""
     asked, buffers = state.asked()
     found = []
     for name in sorted(saved.differing):
@@ -272,13 +274,13 @@ def _check_alike(saved: SavedStep, state: State, *, drifted: bool) -> list[str]:
         if kind not in TRAINED or (kind == "model" and asked and name not in asked):
             continue
         if name not in buffers and not drifted:
-            raise DurableError(
+            return [], (
                 f"{saved.where}: {name} differs between the ranks that saved it (stages of a "
                 "pipeline?), and nothing tells which of them is this rank's. Go on with as many "
                 "ranks as saved it"
             )
         found.append(name)
-    return found
+    return found, ""
 
 
 def _check_all_asked(saved: SavedStep, state: State, world: RankIds) -> None:
