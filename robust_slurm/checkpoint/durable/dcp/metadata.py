@@ -46,8 +46,8 @@ def build(merged: Merged, parts: Sequence[Outline]) -> tuple[Metadata, list[Writ
     if merged.blocks > MAX_BLOCKS:
         raise TooManyBlocks(
             f"{merged.blocks} blocks of tensors are more than torch.distributed.checkpoint can "
-            f"list ({MAX_BLOCKS}); resume() loads the step all the same, and robust-ckpt export makes "
-            "one file of it"
+            f"list ({MAX_BLOCKS}); resume() loads the step all the same, and robust-ckpt export "
+            "makes one file of it"
         )
     state: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     results: list[WriteResult] = []

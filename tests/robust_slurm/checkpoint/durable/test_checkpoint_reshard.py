@@ -26,6 +26,7 @@ from robust_slurm.checkpoint.capture.state import State
 from robust_slurm.checkpoint.durable import reader
 from robust_slurm.checkpoint.durable import tier as durable
 from robust_slurm.checkpoint.durable.export import export
+from robust_slurm.checkpoint.durable.files import DurableError
 
 
 @pytest.mark.parametrize("cut", [data_parallel, sharded])
@@ -316,6 +317,28 @@ def test_what_the_ranks_had_otherwise_is_named_and_nothing_else(tmp_path: Path, 
     assert torch.equal(here["extra.gen"].get_state(), before)
     differed = [re.search(r"by 1: (.*) differed between the ranks", line) for line in said]
     assert [m and m[1] for m in differed] == ["model.running_mean", "extra.log", "extra.gen"]
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_plain_state_of_a_rank_s_own_rows_is_refused_by_name(
+    alike: bool, tmp_path: Path, tier: Path
+) -> None:
+    """As 8-bit optimizers have it with fully_shard: one rank's would be taken for all rows."""
+    model = torch.nn.Linear(3, 8, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    paths = []
+    for rank in range(2):
+        optimizer.state[model.weight] = {"q": torch.full((4, 3), 5.0 if alike else float(rank))}
+        items, values = State({"model": model, "optimizer": optimizer}, rank=rank).capture()
+        pieces = [(item.entry, item.tensor) for item in items if "state" in item.entry.fqn]
+        pieces.append(rows("model.weight", model.weight.detach(), 4 * rank, 4 * rank + 4, "block"))
+        path = tmp_path / f"own-{rank}-0.safetensors"
+        paths.append(save_snapshot(path, pieces, values, rank=rank, world=2))
+    store(tier, paths)
+    here = torch.nn.Linear(3, 8, bias=False)
+    objects = {"model": here, "optimizer": torch.optim.SGD(here.parameters(), lr=0.1)}
+    with pytest.raises((StateError, DurableError), match=r"optimizer\.state\.weight\.q"):
+        load_alone(tier, objects)
 
 
 class Value:
