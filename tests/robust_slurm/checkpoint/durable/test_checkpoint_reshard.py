@@ -323,7 +323,7 @@ def test_what_the_ranks_had_otherwise_is_named_and_nothing_else(tmp_path: Path, 
 def test_plain_state_of_a_rank_s_own_rows_is_refused_by_name(
     alike: bool, tmp_path: Path, tier: Path
 ) -> None:
-    """As 8-bit optimizers have it with fully_shard: one rank's would be taken for all rows."""
+    """8-bit optimizers have it with fully_shard: one rank's would be taken for all rows."""
     model = torch.nn.Linear(3, 8, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     paths = []
