@@ -10,6 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .checkpoint import Checkpointer as Checkpointer
     from .checkpoint import CheckpointError as CheckpointError
+    from .checkpoint import StrictError as StrictError
     from .heartbeat import attach, beat, epoch, phase, restart_reason, resume_step
     from .rejoin.resilient import resilient
     from .resizing.world import accumulate, world
@@ -31,7 +32,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in (*__all__, "CheckpointError", "Checkpointer"):
+    if name not in (*__all__, "CheckpointError", "Checkpointer", "StrictError"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 

@@ -19,7 +19,6 @@ ROOMS = ("bench", "epilog", "examples", "health", "lab", "prolog", "robust_slurm
 CIRCLES = {
     "robust_slurm: auto heartbeat",
     "robust_slurm/checkpoint: capture durable planning store transfer",
-    "robust_slurm/checkpoint/durable: dcp reader",
     "robust_slurm/checkpoint/store: disk ranks",
 }
 """The circles that are left between a folder's own files and folders. Add none."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .training.checkpointer import Checkpointer, CheckpointError
+    from .training.checkpointer import Checkpointer, CheckpointError, StrictError
 
-__all__ = ["CheckpointError", "Checkpointer"]
+__all__ = ["CheckpointError", "Checkpointer", "StrictError"]
 
 
 def __getattr__(name: str) -> object:

@@ -37,7 +37,7 @@ def _command(args: argparse.Namespace, out: IO[str]) -> int:
             return _ls(_directory(args.directory), args.json, out)
         if args.command == "verify":
             return _verify(args.path.resolve(), args.json, out)
-        return _export(args.step_dir.resolve(), args.out, args.only, args.json, out)
+        return _export(args.directory.resolve(), args.out, args.only, args.json, out)
     except (OSError, RuntimeError) as err:  # a directory on the way is locked, links in a circle
         raise CommandError(f"cannot be read: {err}", BAD_INPUT) from None
 
@@ -54,10 +54,10 @@ def build_parser() -> Parser:
     check.add_argument("path", type=Path, metavar="PATH", help="a directory, a step, or a file")
     export = commands.add_parser("export", help="write one file of whole tensors (needs torch)")
     export.add_argument(
-        "step_dir",
+        "directory",
         type=Path,
-        metavar="STEPDIR",
-        help="directory of one step, as in .../step-00000100",
+        metavar="DIR",
+        help="a checkpoint directory, whose newest step is exported, or the directory of one step",
     )
     export.add_argument("out", type=Path, metavar="OUT", help="a new .safetensors or .pt file")
     export.add_argument(
@@ -118,19 +118,16 @@ def _verify(path: Path, as_json: bool, out: IO[str]) -> int:
     return 0 if all(each.good for each in results) else 1
 
 
-def _export(step_dir: Path, target: Path, only: str, as_json: bool, out: IO[str]) -> int:
-    if not step_dir.is_dir():
-        raise listing.ListingError(f"{step_dir} is not a directory")
+def _export(directory: Path, target: Path, only: str, as_json: bool, out: IO[str]) -> int:
+    if not directory.is_dir():
+        raise listing.ListingError(f"{directory} is not a directory")
     if target.suffix not in _SUFFIXES:
         raise listing.ListingError(f"{target}: the name must end in {' or '.join(_SUFFIXES)}")
     if target.exists() or target.is_symlink():
         raise listing.ListingError(f"{target} is there already; name a new file")
     if not target.parent.is_dir():
         raise listing.ListingError(f"{target.parent} is not a directory")
-    if tier.step_of(step_dir.resolve()) is None and not tier.is_committed(step_dir):
-        newest = _newest(step_dir)
-        hint = f"; did you mean {newest}?" if newest else ""
-        raise listing.ListingError(f"{step_dir} is not one step's directory{hint}")
+    step_dir = _step_dir(directory)
     try:
         from .durable.export import export
     except ImportError as err:
@@ -145,11 +142,11 @@ def _export(step_dir: Path, target: Path, only: str, as_json: bool, out: IO[str]
     except DurableError as err:
         raise CommandError(str(err)) from None
     if as_json:
-        _print_json(out, path=str(target), **done._asdict())
+        _print_json(out, path=str(target), source=str(step_dir), **done._asdict())
     else:
         kept = f" and {counted(done.values, 'value')}" if done.values else ""
         sizes = f"{counted(done.tensors, 'tensor')}{kept}, {counted(done.bytes, 'byte')}"
-        print(f"{target}: {sizes}", file=out)
+        print(f"{target}: {step_dir.name}, {sizes}", file=out)
         if done.left_out:
             more = f" and {len(done.left_out) - 3} more" if len(done.left_out) > 3 else ""
             names = ", ".join(done.left_out[:3]) + more
@@ -157,12 +154,21 @@ def _export(step_dir: Path, target: Path, only: str, as_json: bool, out: IO[str]
     return 0
 
 
-def _newest(directory: Path) -> Path | None:
+def _step_dir(directory: Path) -> Path:
+    """Return the directory itself if it is one step's, else that of the newest step in it; of a
+    doubted one only if there is no other. Raises ListingError, CommandError."""
+    if tier.step_of(directory) is not None or tier.is_committed(directory):
+        return directory
     try:
-        found = tier.newest(directory)
-    except DurableError:
-        return None
-    return found.path if found else None
+        found = tier.committed(directory)
+    except DurableError as err:
+        raise CommandError(str(err)) from None
+    if not found:
+        raise listing.ListingError(
+            f"{directory} is no step's directory and has no complete step in it; "
+            f"`robust-ckpt ls {directory}` shows more"
+        )
+    return max(found, key=lambda each: (not each.mark.doubt, each.step)).path
 
 
 def _print_json(out: IO[str], **content: Any) -> None:

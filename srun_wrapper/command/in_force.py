@@ -66,6 +66,7 @@ def checkpoint_env(config: Config) -> dict[str, str]:
     return {
         "ROBUST_CHECKPOINT_DIR": absolute(config.checkpoint_dir),
         "ROBUST_CHECKPOINT_EVERY": str(config.checkpoint_every),
+        "ROBUST_CHECKPOINT_MINUTES": str(config.checkpoint_minutes),
         "ROBUST_CHECKPOINT_KEEP": str(config.checkpoint_keep),
     }
 

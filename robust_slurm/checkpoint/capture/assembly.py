@@ -35,6 +35,10 @@ class OpenedSnapshot(NamedTuple):
     """Entry name → its data: a view of the file, or read from the disk at each request."""
 
 
+Held = tuple[Entry, Mapping[str, torch.Tensor]]
+"""A block, and the tensors of the rank that saved it by their entries' names."""
+
+
 class WholeTensor(NamedTuple):
     """A tensor in one or more blocks, all of it there."""
 
@@ -42,8 +46,8 @@ class WholeTensor(NamedTuple):
     """The entry of the first block."""
     shape: tuple[int, ...]
     """Shape of the tensor that is assembled."""
-    blocks: tuple[tuple[Entry, OpenedSnapshot], ...]
-    """The blocks that form it, each with its source."""
+    blocks: tuple[Held, ...]
+    """The blocks that form it."""
     origin: tuple[int, ...]
     """Indices of its first element in the tensor that all ranks hold together."""
 
@@ -59,29 +63,33 @@ class Assembly:
         self, sources: Sequence[OpenedSnapshot], rank: int, *, resized: bool = False
     ) -> None:
         self.resized = resized
-        self._blocks: dict[str, dict[shards.Block, tuple[Entry, OpenedSnapshot]]] = {}
+        self._blocks: dict[str, dict[shards.Block, Held]] = {}
         own = [source for source in sources if source.snapshot.rank == rank]
         if not own:
             raise StateError(f"none of the snapshots given ({len(sources)}) is of rank {rank}")
         self.own = own[0].snapshot
-        self._shared: dict[str, dict[tuple[int, ...], tuple[Entry, OpenedSnapshot]]] = {}
-        self._mine: dict[str, tuple[Entry, OpenedSnapshot]] = {}
+        self._shared: dict[str, dict[tuple[int, ...], Held]] = {}
+        self._mine: dict[str, Held] = {}
         for source in sources:
             for entry in source.snapshot.entries:
                 if resized and (source is own[0] or entry.kind != "private"):
                     known = self._blocks.setdefault(entry.fqn, {})
-                    known.setdefault((entry.shape, entry.offsets), (entry, source))
+                    known.setdefault((entry.shape, entry.offsets), (entry, source.tensors))
                 if entry.kind in ("shared", "piece"):
-                    self._shared.setdefault(entry.fqn, {})[entry.offsets] = (entry, source)
+                    self._shared.setdefault(entry.fqn, {})[entry.offsets] = (entry, source.tensors)
                 elif source is own[0]:
-                    self._mine[entry.fqn] = (entry, source)
+                    self._mine[entry.fqn] = (entry, source.tensors)
         self._peers = sorted({source.snapshot.rank for source in sources})
 
     def adopt(self, key: str, source: OpenedSnapshot) -> None:
         """Take another rank's own tensors under this key for this rank's."""
         for entry in source.snapshot.entries:
             if entry.kind not in ("shared", "piece") and entry.fqn.startswith(f"{key}."):
-                self._mine[entry.fqn] = (entry, source)
+                self._mine[entry.fqn] = (entry, source.tensors)
+
+    def fitted(self, section: object, encoded: Any) -> Any:
+        """Return what belongs to a section here of the state that was saved for it: all of it."""
+        return encoded
 
     @property
     def together(self) -> frozenset[str]:
@@ -154,6 +162,22 @@ class Assembly:
     def into(self, live: torch.Tensor, ref: TensorRef, like: torch.Tensor | None = None) -> Fill:
         """Check that the saved tensor fits a live one. Return the copy into it. ``like``: as for
         ``fresh``. Raises StateError that names the tensor."""
+        whole = self._for_live(live, ref, like)
+        target = local_part(live).detach().as_subclass(torch.Tensor)
+        saved = dtype_of(ref.dtype) if ref.dtype else TORCH[whole.entry.dtype]
+        if target.dtype != saved:
+            raise StateError(f"{ref.fqn}: saved as {saved}, it is {target.dtype} here")
+        stored = storable(target)
+        if tuple(stored.shape) != whole.shape:
+            raise StateError(
+                f"{ref.fqn}: saved with shape {list(whole.shape)}, it has {list(stored.shape)} here"
+            )
+        return Fill(stored, whole)
+
+    def _for_live(
+        self, live: torch.Tensor, ref: TensorRef, like: torch.Tensor | None
+    ) -> WholeTensor:
+        """Return what a live tensor is filled with. Raises StateError."""
         self._check_rows(ref, like)
         local = local_part(live)
         anew = self.resized and local is not live and bool(ref.placements)
@@ -164,16 +188,15 @@ class Assembly:
             _check_shard(live, ref, whole.entry)
         elif ref.placements:
             raise StateError(f"{ref.fqn}: saved as a distributed tensor, it is none here")
-        target = local.detach().as_subclass(torch.Tensor)
-        saved = dtype_of(ref.dtype) if ref.dtype else TORCH[whole.entry.dtype]
-        if target.dtype != saved:
-            raise StateError(f"{ref.fqn}: saved as {saved}, it is {target.dtype} here")
-        stored = storable(target)
-        if tuple(stored.shape) != whole.shape:
-            raise StateError(
-                f"{ref.fqn}: saved with shape {list(whole.shape)}, it has {list(stored.shape)} here"
-            )
-        return Fill(stored, whole)
+        return whole
+
+    def _for_new(self, ref: TensorRef, like: torch.Tensor | None) -> tuple[WholeTensor, bool]:
+        """Return what a new tensor is filled with, and True if its strides are those that were
+        saved. Raises StateError."""
+        self._check_rows(ref, like)
+        cut = like if like is not None and local_part(like) is not like else None
+        anew = self.resized and bool(ref.placements) and cut is not None
+        return (self._cut_anew(ref, cut) if anew else self.find(ref.fqn)), not anew
 
     def whole(self, fqn: str) -> torch.Tensor:
         """Return the data held under a name, as they are stored. Raises StateError."""
@@ -193,14 +216,11 @@ class Assembly:
 
     def later(self, ref: TensorRef, like: torch.Tensor | None = None) -> tuple[torch.Tensor, Fill]:
         """Return a new tensor, and the copy of the saved data into it. Raises StateError."""
-        self._check_rows(ref, like)
-        cut = like if like is not None and local_part(like) is not like else None
-        anew = self.resized and bool(ref.placements) and cut is not None
-        whole = self._cut_anew(ref, cut) if anew else self.find(ref.fqn)
+        whole, same_strides = self._for_new(ref, like)
         dtype = dtype_of(ref.dtype) if ref.dtype else TORCH[whole.entry.dtype]
         shape = whole.shape[:-1] if ref.dtype and dtype.is_complex else whole.shape
         device = _device(ref, like)
-        if len(ref.stride) == len(shape) > 0 and not anew:
+        if len(ref.stride) == len(shape) > 0 and same_strides:
             tensor = torch.empty_strided(shape, ref.stride, dtype=dtype, device=device)
         else:
             tensor = torch.empty(shape, dtype=dtype, device=device)
@@ -236,8 +256,8 @@ class Fill(NamedTuple):
 
     def run(self) -> None:
         """Copy. Raises StateError where memory cannot be written (it overlaps itself)."""
-        for entry, source in self.whole.blocks:
-            block = source.tensors[entry.name]
+        for entry, tensors in self.whole.blocks:
+            block = tensors[entry.name]
             into = self.target
             for dim, size in enumerate(self.whole.shape):
                 start, begin = self.whole.origin[dim], entry.offsets[dim]

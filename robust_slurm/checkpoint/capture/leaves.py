@@ -132,8 +132,10 @@ class Leaves:
             leaf = last
         else:
             leaf = make_leaf(name, tensor, late=self.late, shareable=self.shareable and not own)
-        if leaf.item.tensor.numel() and leaf.memory.address != COPIED:
-            key = (*leaf.memory, leaf.local.dtype, leaf.local is leaf.found)
+        key: tuple[object, ...] = (*leaf.memory, leaf.local.dtype, leaf.local is leaf.found)
+        if not leaf.item.tensor.numel():  # it has no memory: a shard of a tied weight, maybe
+            key = (id(leaf.found),)
+        if leaf.memory.address != COPIED:
             same = self._seen.setdefault(key, leaf)
             if same is not leaf:
                 self._names.discard(name)

@@ -209,6 +209,23 @@ class ModuleState:
         saved = encoded.get("d") if isinstance(encoded, dict) else None
         return isinstance(saved, dict) and saved.keys() == {*tensors, *extras}
 
+    def parameter_names(self) -> set[str]:
+        """Return the names of its parameters."""
+        return {
+            prefix + name
+            for prefix, _, module in module_tree.walk(self.top)
+            for name, parameter in module._parameters.items()
+            if parameter is not None
+        }
+
+    def live_names(self) -> set[str]:
+        """Return the names of all that its state holds now."""
+        if not module_tree.is_plain_to_save(self.top):
+            state = list(self.top.state_dict())
+            return set(module_tree.clean_names(self.top, state).values())
+        tensors, extras = _live(list(module_tree.walk(self.top)))
+        return {*tensors, *extras}
+
     def unlike_saved(self) -> list[str]:
         """Return what differed when the restored state was saved, although its tensors fit: frozen
         or tied parameters. A second call returns nothing."""

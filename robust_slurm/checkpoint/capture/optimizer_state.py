@@ -157,6 +157,10 @@ class OptimizerState:
         self._batch = Batch([*self._state.found, *self._own.found])
         self._seen, self._sizes, self._known, self._simple = seen, sizes, names, simple
 
+    def group_names(self) -> list[list[str | int]]:
+        """Return each group's parameters by name, as ``names_in``."""
+        return names_in(self.optimizer.param_groups, self._names())
+
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield this rank's parts of the gradients of its parameters, by name."""
         groups = self.optimizer.param_groups

@@ -101,7 +101,12 @@ def sections(key: str, found: Any, names: ParameterNames) -> Any:
         if kind == "model":
             names.note(other)
         return other
-    raise TypeError(f"{key}: a {type(found).__name__} has no state_dict() and load_state_dict()")
+    instead = ""
+    if isinstance(found, torch.utils.data.DataLoader):
+        instead = "; use torchdata's StatefulDataLoader, which takes the same arguments"
+    raise TypeError(
+        f"{key}: a {type(found).__name__} has no state_dict() and load_state_dict(){instead}"
+    )
 
 
 def kind_of(key: str) -> str:

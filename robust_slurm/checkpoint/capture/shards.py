@@ -85,9 +85,9 @@ def tile(target: Block, blocks: Collection[Block]) -> list[Block]:
 
     Raises ValueError unless they hold each of its items just once.
     """
-    found = {block: part for block in blocks if (part := _common(block, target)) is not None}
+    found = {block: part for block in blocks if (part := common(block, target)) is not None}
     for one, other in combinations(found.values(), 2):
-        if _common(one, other) is not None:
+        if common(one, other) is not None:
             raise ValueError("some of its items are there twice")
     here, all_ = sum(prod(part[0]) for part in found.values()), prod(target[0])
     if here != all_:
@@ -95,7 +95,7 @@ def tile(target: Block, blocks: Collection[Block]) -> list[Block]:
     return list(found)
 
 
-def _common(one: Block, other: Block) -> Block | None:
+def common(one: Block, other: Block) -> Block | None:
     """Return the block that two have in common; None: nothing."""
     starts = tuple(map(max, one[1], other[1]))
     ends = (

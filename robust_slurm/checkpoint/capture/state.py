@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import torch
 
 from ..format.layout import Entry, Snapshot
+from .any_world import AnyWorld
 from .assembly import Assembly, Fill, OpenedSnapshot, StateError, Step, run_all
 from .leaves import Item, Leaf
 from .module_state import ModuleState, fits
-from .object_state import ObjectState, ScalerState
+from .object_state import GeneratorState, ObjectState, ScalerState
 from .optimizer_state import OptimizerState
 from .section_tree import Section, each, flat, pairs
 from .sections import RNG, TRAINED, ParameterNames, kind_of, sections
@@ -261,23 +262,60 @@ class State:
         left = () if taken is None else taken.left
         if taken is not None and taken.positions:
             values = take_over(saved, sources, self._tree, taken.shares)
+        self._restore(saved, values, left)
+        # If the peers have changed, each puts its state together from other parts.
+        needs = self.share.needs(self.rank) if self.share is not None else ()
+        same_peers = set(saved.own.needs) == set(needs)
+        self._together = saved.together if same_peers else frozenset()
+
+    def restore_any(self, saved: AnyWorld, left: Collection[str]) -> None:
+        """Restore what another world saved, but not the objects under the keys ``left``.
+
+        Raises StateError as ``restore`` does."""
+        self._restore(saved, saved.own.values, left)
+        self._together = frozenset()
+
+    def _restore(self, saved: Assembly, values: Any, left: Collection[str]) -> None:
         fits("state", values, self._tree)
         steps = [
             step
             for key, tree in self._tree.items()
             if key not in left
             for section, encoded in pairs(key, tree, values[key])
-            for step in _plan(section, saved, encoded)
+            for step in _plan(section, saved, saved.fitted(section, encoded))
         ]
-        # If the peers have changed, each puts its state together from other parts.
-        needs = self.share.needs(self.rank) if self.share is not None else ()
-        same_peers = set(saved.own.needs) == set(needs)
-        self._together = saved.together if same_peers else frozenset()
         # Data first: the other steps hand out tensors that must be filled by then.
         run_all([step for step in steps if isinstance(step, Fill)])
         for step in steps:
             if not isinstance(step, Fill):
                 step()
+
+    def asked(self) -> tuple[set[str], set[str]]:
+        """Return the names of all that the models' states hold here, and those of their buffers,
+        each with its key, as a step has them."""
+        names, buffers = set[str](), set[str]()
+        for section in self._all():
+            if isinstance(section, ModuleState) and kind_of(section.key) == "model":
+                live = section.live_names()
+                names |= {f"{section.key}.{name}" for name in live}
+                buffers |= {f"{section.key}.{name}" for name in live - section.parameter_names()}
+        return names, buffers
+
+    def saved_names(self, values: Any) -> set[str]:
+        """Return the names, as ``asked`` gives them, of all that was saved of these models."""
+        return {
+            f"{section.key}.{name}"
+            for key, tree in self._tree.items()
+            if key in values
+            for section, encoded in pairs(key, tree, values[key])
+            if isinstance(section, ModuleState) and kind_of(section.key) == "model"
+            for name in encoded["d"]
+        }
+
+    def generators(self) -> set[str]:
+        """Return the keys of the generators in ``extra``."""
+        found = ((key, each) for key, tree in self._tree.items() for each in flat(tree))
+        return {key for key, each in found if key != RNG and isinstance(each, GeneratorState)}
 
     def like(self, snapshot: Snapshot) -> bool:
         """Return True if a snapshot is of these objects, as far as models' names tell."""

@@ -136,9 +136,12 @@ def _pt(
     leaves: dict[str, Any] = {}
     paths: dict[str, tuple[str | int, ...]] = {}
     for t in tensors:
+        paths[t.name] = t.path
+        if t.alias_of in leaves:
+            leaves[t.name] = leaves[t.alias_of]
+            continue
         leaves[t.name] = torch.empty(t.shape, dtype=TORCH[t.dtype], device="cpu")
         _fill(path, parts, t, leaves[t.name], read)
-        paths[t.name] = t.path
     values = 0
     for value in merged.values:
         if value.name not in leaves and (not only or value.name.startswith(only + ".")):

@@ -92,6 +92,8 @@ class Whole(NamedTuple):
     path: tuple[str | int, ...]
     """Keys that lead to it in the nested state."""
     kind: str
+    alias_of: str = ""
+    """Name of the tensor that has this one as its second name; "" for all others."""
 
     @property
     def ranks(self) -> list[int]:
@@ -144,6 +146,7 @@ def merge(parts: Sequence[Outline]) -> Merged:
     strangers = apart(claims)
     differ = [f"ranks {', '.join(map(str, strangers[:16]))} {DIFFER}"] if strangers else []
     tensors, problems = _tensors(parts)
+    tensors += _aliases(tensors, parts)
     return Merged(tuple(tensors), tuple(_values(parts)), (*problems, *differ), bool(strangers))
 
 
@@ -169,6 +172,27 @@ def _tensors(parts: Sequence[Outline]) -> tuple[list[Whole], list[str]]:
             problem = "" if good else _incomplete(whole)
             problems += [problem] if problem else []
     return named, problems
+
+
+def _aliases(tensors: Sequence[Whole], parts: Sequence[Outline]) -> list[Whole]:
+    """Return the second names of tensors, each as a tensor of the same blocks."""
+    by_fqn: dict[str, list[Whole]] = {}
+    taken = set[str]()
+    for each in tensors:
+        by_fqn.setdefault(each.fqn, []).append(each)
+        taken.add(each.name)
+    found: list[Whole] = []
+    for form, part in {part.form: part for part in reversed(parts)}.items():
+        for name, (fqn, path) in form.aliases.items():
+            if name in taken:
+                continue
+            # Stages of a pipeline may use one name for different tensors.
+            known = by_fqn.get(fqn, ())
+            whole = next((e for e in known if part.rank in e.ranks), next(iter(known), None))
+            if whole is not None:
+                taken.add(name)
+                found.append(whole._replace(name=name, fqn=name, path=path, alias_of=whole.name))
+    return found
 
 
 def _collected(parts: Sequence[Outline]) -> dict[str, list[list[Blocks]]]:

@@ -18,6 +18,7 @@ from functools import cached_property
 from math import prod
 from operator import le
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..format.layout import ITEM_SIZE, Entry, Snapshot
@@ -60,6 +61,7 @@ class Plain(NamedTuple):
 
 
 Groups = tuple[tuple[str, tuple[str, ...]], ...]
+Aliases = Mapping[str, tuple[str, tuple[str | int, ...]]]
 Identity = tuple[str, int, int, int]
 """Identity of a part: attempt, step, rank, world."""
 
@@ -83,6 +85,8 @@ class Part(NamedTuple):
     contents: tuple[str, ...] = ()
     """For each private entry, a mark that is equal on ranks that hold the same (``content_of``).
     Empty: unknown for all."""
+    aliases: Aliases = MappingProxyType({})
+    """Name → (fqn, path) of tensors that have a second name, such as a tied weight."""
 
     @property
     def identity(self) -> Identity:
@@ -105,6 +109,9 @@ class CommonForm:
         self.groups: Groups = tuple(
             (text(name), tuple(text(fqn) for fqn in params)) for name, params in data["groups"]
         )
+        self.aliases: Aliases = {  # earlier versions wrote none
+            text(name): (text(fqn), _path(path)) for name, fqn, path in data.get("aliases", ())
+        }
         self.private = tuple(i for i, e in enumerate(self.entries) if e.kind == "private")
         self.shares = any(e.kind == "shared" for e in self.entries)
         self.cuts = tuple(_cuts(entry) for entry in self.entries)
@@ -220,7 +227,7 @@ def _lines(part: Part) -> list[bytes]:
         "offsets": [e.offsets[d] for e in entries for d in _cuts(e)],
     }  # fmt: skip
     places = [*part.places, *(plain.place for plain in part.plain)]
-    form = {
+    form: dict[str, Any] = {
         "entries": [
             (e.name, e.dtype, e.shape, e.fqn if e.fqn != e.name else None, e.global_shape, e.kind)
             for e in entries
@@ -229,6 +236,8 @@ def _lines(part: Part) -> list[bytes]:
         "plain": [(plain.name, plain.path) for plain in part.plain],
         "groups": part.groups,
     }
+    if part.aliases:
+        form["aliases"] = [(name, fqn, path) for name, (fqn, path) in part.aliases.items()]
     return [
         encode(head), encode(part.contents), encode([n for place in places for n in place]),
         encode(about.values), zlib.compress(encode(form), 1),
@@ -259,6 +268,7 @@ def parse_part(raw: bytes) -> Part:
             ),
             groups=form.groups,
             contents=found.contents,
+            aliases=form.aliases,
         )  # fmt: skip
     except _ERRORS as err:
         raise ValueError(f"{type(err).__name__}: {err}") from None

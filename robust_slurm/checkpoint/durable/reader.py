@@ -1,9 +1,9 @@
 """Load a step of the durable tier, in the training process, as it was saved.
 
 With the same number of ranks on the same mesh, each rank gets back exactly what it saved. With
-other replicas of the same pipeline, a rank gets what one of its own stage saved. ``dcp.read`` loads
-all other cases. All data is verified before anything of it is handed out; where to find it is read
-from JSON, and records are read with ``weights_only``.
+other replicas of the same pipeline, a rank gets what one of its own stage saved. ``other_shape``
+reads all other cases. All data is verified before anything of it is handed out; where to find it is
+read from JSON, and records are read with ``weights_only``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def load(
 ) -> list[OpenedSnapshot]:
     """This rank's snapshot of ``step``, then those of the other ranks that it needs.
 
-    Raises OtherShape if ``dcp.read.load_resharded`` is needed, and DurableError if anything that
+    Raises OtherShape if ``other_shape.read`` is needed, and DurableError if anything that
     would be read is missing or damaged; try an older step then, on all ranks.
     """
     where = tier.step_dir(directory, step)
@@ -104,8 +104,10 @@ def refuse(where: Path, problems: list[Problem]) -> None:
         raise DurableError(f"{where} cannot be loaded: {problems[0].what}{more}")
 
 
-def notes(snapshot: Snapshot, saved: int, now: int) -> list[str]:
-    """Return what another number of ranks cannot take over from a snapshot, one line each."""
+def notes(snapshot: Snapshot, saved: int, now: int, *, buffers: bool = True) -> list[str]:
+    """Return what another number of ranks cannot take over from a snapshot, one line each.
+
+    ``buffers``: those of ranks may have differed."""
     kept = dict(snapshot.values or {})
     shapes = f"saved by {counted(saved, 'rank')}, loaded by {now}"
     found = []
@@ -113,7 +115,9 @@ def notes(snapshot: Snapshot, saved: int, now: int) -> list[str]:
         found.append(f"{shapes}: every rank's random number generators start anew")
     if "loader" in kept:
         found.append(f"{shapes}: {LOADERS}")
-    if any(e.kind == "private" and e.fqn.startswith("model.") for e in snapshot.entries):
+    if buffers and any(
+        e.kind == "private" and e.fqn.startswith("model.") for e in snapshot.entries
+    ):
         found.append(f"{shapes}: buffers of the model are those of rank {snapshot.rank}")
     return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import gc
 import operator
 import os
@@ -23,10 +22,11 @@ from ..copying.turns import DEADLINE, Turns
 from . import mesh as meshes
 from .options import options
 from .resuming import CheckpointError, named
-from .session import NUMBER, SOCKET, Session
+from .session import SOCKET, Session
 from .stats import Stats
+from .warned import CheckpointWarnings, StrictError
 
-__all__ = ["CheckpointError", "Checkpointer"]
+__all__ = ["CheckpointError", "Checkpointer", "StrictError"]
 
 FLUSH_DEADLINE = 600.0  # s for the last step to reach the durable tier at the end
 NOT_FINITE = (
@@ -63,21 +63,26 @@ class Checkpointer:
         mesh: Any = None,
         directory: str | os.PathLike[str] | None = None,
         every: int | None = None,
+        minutes: float | None = None,
         keep: int | None = None,
         replica_wait: float = 30.0,
+        strict: bool = False,
     ) -> None:
         """``model``, ``optimizer``, ``loader``: one, or a list or dict of them. ``extra``: name →
         object with ``state_dict`` and ``load_state_dict``, or a plain value, which ``resume`` puts
         into ``extra`` of this object. ``mesh``: name → size of each dimension in DeviceMesh order,
-        or the root DeviceMesh. ``directory``: for durable checkpoints every ``every`` steps, of
-        which ``keep`` are kept; the defaults are ROBUST_CHECKPOINT_DIR, _EVERY and _KEEP.
-        ``replica_wait``: s that a step may wait for the replica of the one before.
+        or the root DeviceMesh. ``directory``: for durable checkpoints every ``every`` steps and
+        every ``minutes``, of which ``keep`` are kept; the defaults are ROBUST_CHECKPOINT_DIR,
+        _EVERY, _MINUTES (else 10 if there is no ``every``) and _KEEP. Under robust-srun its own
+        ``checkpoint_minutes`` counts. ``replica_wait``: s that a step may wait for the replica of
+        the one before. ``strict``: raise StrictError, at the end of the call or optimizer step in
+        which it is due, instead of printing a warning.
 
         Raises TypeError, ValueError.
         """
         if extra is not None and not isinstance(extra, Mapping):
             raise TypeError(f"extra: a dict of name to object, not {type(extra).__name__}")
-        self._options = options(directory, every, keep, replica_wait)
+        self._options = options(directory, every, minutes, keep, replica_wait)
         self._mesh = mesh
         world = meshes.world()
         meshes.check_mesh(mesh, world.size)
@@ -96,7 +101,8 @@ class Checkpointer:
         self._values.objects = self._objects
         State(self._objects, rank=world.rank).release()  # raises for what cannot be saved
         self._session: Session | None = None
-        self._said: set[str] = set()
+        self._warned = CheckpointWarnings(strict=strict)
+        self._say = self._warned.say
         self._pid = os.getpid()
         self._resumed = self._closing = self._closed = False
         self._place = ""
@@ -111,6 +117,10 @@ class Checkpointer:
         All ranks call it, once, before the first step. Raises CheckpointError when there is a
         checkpoint that cannot be used, and TypeError when something is given that cannot be saved.
         """
+        with self._warned.raising():
+            return self._resume()
+
+    def _resume(self) -> int:
         if os.getpid() != self._pid:
             raise CheckpointError(FORKED)
         if self._resumed or self._closed or self.stats.saves:
@@ -135,6 +145,10 @@ class Checkpointer:
         training goes on. While the newest loss passed to ``beat`` is not finite, nothing is saved:
         a restart needs the steps from before.
         """
+        with self._warned.raising():
+            self._save_in_turn(step)
+
+    def _save_in_turn(self, step: SupportsIndex) -> None:
         if self._closed or heartbeat._ended:
             self._say_unless(step)
             return
@@ -159,7 +173,7 @@ class Checkpointer:
             heartbeat._saved_step(number)
             session = self._start()
             for text in self._values.check(self.extra):
-                session.say(text)
+                self._say(text)
             session.save(number)
         except Exception as error:  # noqa: BLE001 - a failing save must not end a training
             if not self._closed:
@@ -171,7 +185,8 @@ class Checkpointer:
     def close(self) -> None:
         """Write the newest step to the durable tier, wait for it, let go of all objects (``extra``
         keeps plain values), and end. Also done at exit."""
-        self._close(FLUSH_DEADLINE)
+        with self._warned.raising():
+            self._close(FLUSH_DEADLINE)
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -201,8 +216,9 @@ class Checkpointer:
                 )
             self._place = place
             self._session = Session(
-                self._objects, self._mesh, self._options, steady=self._steady, stats=self.stats
-            )
+                self._objects, self._mesh, self._options, steady=self._steady, stats=self.stats,
+                warned=self._warned,
+            )  # fmt: skip
         return self._session
 
     def _rivals(self, place: str) -> bool:
@@ -215,8 +231,11 @@ class Checkpointer:
 
         def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             this = me()
-            if this is None or this._closed:
-                return
+            if this is not None and not this._closed:
+                with this._warned.raising():
+                    before(this)
+
+        def before(this: Checkpointer) -> None:
             if not this._turns.step():
                 this._say(
                     f"a save() in another thread has not ended in {DEADLINE:.0f} s; the optimizer "
@@ -264,21 +283,14 @@ class Checkpointer:
             self._session = None
             self._say(f"step {step} and later ones are not saved: the Checkpointer is closed")
 
-    def _say(self, text: str) -> None:
-        if self._session is not None:
-            self._session.say(text)
-        elif (kind := NUMBER.sub("#", text)) not in self._said:
-            self._said.add(kind)
-            with contextlib.suppress(AttributeError, OSError, ValueError):  # no usable stderr
-                sys.stderr.write(f"robust-slurm: {text}\n")
-
     def _at_exit(self) -> None:
         if os.getpid() != self._pid or self._closed:
             return
         if getattr(sys, "last_value", None) is not None:
             self._close_after_crash()
         else:
-            self.close()
+            self._close(FLUSH_DEADLINE)
+            self._warned.print_due()  # nobody is left who could catch it
 
     def _close_after_crash(self) -> None:
         # In robust-srun the supervisor saves what is there; other ranks may be hanging in a
@@ -286,6 +298,7 @@ class Checkpointer:
         session = self._session
         alone = session is not None and session.store is not None and session.world.size == 1
         self._close(CRASH_DEADLINE if alone else 0.0)
+        self._warned.print_due()
 
     def _close(self, flush_deadline: float) -> None:
         if self._closing or os.getpid() != self._pid:

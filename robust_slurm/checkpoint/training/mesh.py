@@ -175,6 +175,23 @@ def gather(values: Sequence[int]) -> list[list[int]]:
     return [part.tolist() for part in parts]
 
 
+def gather_objects(value: Any) -> list[Any]:
+    """Return the values of every rank, by rank. Every rank calls it."""
+    if not is_distributed():
+        return [value]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def default_store() -> Any:
+    """Return the store of torch.distributed; None if there is none, as over MPI."""
+    try:
+        return dist.distributed_c10d._get_default_store()
+    except (AttributeError, RuntimeError, ValueError):
+        return None
+
+
 def _env(*names: str) -> int | None:
     for name in names:
         try:

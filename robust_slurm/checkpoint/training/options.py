@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 DEBUG = "ROBUST_DEBUG_CHECKPOINTS"
 """Environment variable; 1 for ``Options.debug``."""
+MINUTES = 10.0
+"""Minutes between durable checkpoints where neither steps nor minutes are given, as robust-srun's
+``checkpoint_minutes``."""
 
 
 class Options(NamedTuple):
@@ -15,6 +18,10 @@ class Options(NamedTuple):
     """Directory of the durable tier, absolute; "" for none."""
     every: int
     """Steps between durable checkpoints; 0: never by step."""
+    minutes: float
+    """Minutes between durable checkpoints outside robust-srun; 0: never by time."""
+    minutes_by: str
+    """The source of ``minutes``: "script", "environment", "default", or "every" (0)."""
     keep: int
     """Durable checkpoints kept."""
     replica_wait: float
@@ -26,26 +33,50 @@ class Options(NamedTuple):
 def options(
     directory: str | os.PathLike[str] | None,
     every: int | None,
+    minutes: float | None,
     keep: int | None,
     replica_wait: float,
 ) -> Options:
     """Check the options. Raises TypeError, ValueError saying what to pass."""
-    if isinstance(replica_wait, bool) or not isinstance(replica_wait, (int, float)):
-        raise TypeError(f"replica_wait: seconds, not {replica_wait!r}")
-    if not replica_wait >= 0:
-        raise ValueError(f"replica_wait: 0 or more seconds, not {replica_wait}")
+    _check_time("replica_wait", replica_wait, "seconds")
+    steps = _count("every", every, "ROBUST_CHECKPOINT_EVERY", least=0, otherwise=0)
+    by = "script"
+    if minutes is None:
+        minutes, by = _environment_minutes(), "environment"
+    if minutes is None:
+        minutes, by = (0.0, "every") if steps else (MINUTES, "default")
+    _check_time("minutes", minutes, "minutes")
     found = Options(
         _path("directory", directory, "ROBUST_CHECKPOINT_DIR"),
-        _count("every", every, "ROBUST_CHECKPOINT_EVERY", least=0, otherwise=0),
+        steps,
+        float(minutes),
+        by,
         _count("keep", keep, "ROBUST_CHECKPOINT_KEEP", least=1, otherwise=2),
         float(replica_wait),
         os.environ.get(DEBUG, "") == "1",
     )
-    if every and not found.directory:
-        raise ValueError(
-            f"every={every} without a directory: pass directory=, or set ROBUST_CHECKPOINT_DIR"
-        )
+    for name, interval in ("every", every), ("minutes", by == "script" and minutes):
+        if interval and not found.directory:
+            raise ValueError(
+                f"{name}={interval} without a directory: pass directory=, or set "
+                "ROBUST_CHECKPOINT_DIR"
+            )
     return found
+
+
+def _environment_minutes() -> float | None:
+    text = os.environ.get("ROBUST_CHECKPOINT_MINUTES", "")
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise ValueError(f"ROBUST_CHECKPOINT_MINUTES: minutes, not {text!r}") from None
+
+
+def _check_time(name: str, given: Any, unit: str) -> None:
+    if isinstance(given, bool) or not isinstance(given, (int, float)):
+        raise TypeError(f"{name}: {unit}, not {given!r}")
+    if not given >= 0:
+        raise ValueError(f"{name}: 0 or more {unit}, not {given}")
 
 
 def _path(name: str, given: Any, variable: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,16 +20,19 @@ from robust_slurm.resizing.stages import (
 )
 from robust_slurm.resizing.world import TrainingWorld, this_world
 
-from ..capture import values
-from ..capture.object_state import for_loading
+from ..capture.sections import RNG, TRAINED, kind_of
 from ..capture.state import OpenedSnapshot, State, StateError
-from ..capture.taken_over import Taken, fixed, is_global, same_shares
+from ..capture.taken_over import LOADER, Taken, fixed, is_global, same_shares
 from ..copying.slots import map_file
 from ..durable import reader, tier
 from ..durable.files import DurableError
 from ..format.layout import LayoutError, Snapshot, read_snapshot
 from .client import Client
-from .mesh import RankIds, gather
+from .mesh import RankIds, gather, gather_objects, is_distributed
+from .order import some
+
+if TYPE_CHECKING:
+    from ..durable.other_shape import SavedStep
 
 _BAD, _OTHER_SHAPE, _OF_STAGE, _GOOD = range(4)
 _CANDIDATES = 16  # durable steps that are looked at, newest first
@@ -147,7 +150,7 @@ def from_durable(
                 _take_stage(state, objects.get("loader"), loaded, world, this_world(mesh), say)
                 return step
             if set(outcomes) <= {_OF_STAGE, _OTHER_SHAPE}:
-                _reshard(state, objects, directory, step, this_world(pipelined(mesh)), say)
+                reshard(state, objects, directory, step, world, this_world(pipelined(mesh)), say)
                 return step
         except (StateError, DurableError) as error:
             raise CheckpointError(_other_model(step, error)) from None
@@ -233,80 +236,67 @@ def _take_stage(
             say(note)
 
 
-def _reshard(
+def reshard(
     state: State,
     objects: Mapping[str, Any],
     directory: str,
     step: int,
+    world: RankIds,
     own: TrainingWorld,
     say: Callable[[str], None],
 ) -> None:
-    """Restore what another number of ranks saved: parameters and optimizer state, not RNG.
+    """Restore what another number of ranks saved: all but what belongs to one rank alone.
 
-    And the positions of loaders, if those ranks had the same shares of the batch.
+    The positions of loaders are restored if those ranks had the same shares of the batch.
     """
-    from torch.distributed.checkpoint import state_dict as dcp
+    from ..durable import other_shape
 
-    from ..durable.dcp import read
+    saved = other_shape.read(directory, step)
+    taken, problem = _find_unlike(saved, state, drifted=_data_only(directory, step))
+    if problems := [each for each in gather_objects(problem) if each]:  # of any rank, on all
+        raise DurableError(problem or problems[0])
+    _check_all_asked(saved, state, world)
+    anew = sorted(state.generators() & saved.unlike)
+    state.restore_any(saved.state, (RNG, LOADER, *anew))
+    positions = _positions(state, objects.get("loader"), directory, step, own)
+    for note in saved.notes(world.size, taken, anew, positions=positions):
+        say(note)
 
-    models, optimizers = named(objects.get("model")), named(objects.get("optimizer"))
-    if len(models) != 1 or len(optimizers) > 1:
-        raise CheckpointError(
-            f"step {step} was saved by another number of ranks; only one model with one optimizer "
-            "can be loaded from it. Start with the same number of ranks, or load it with "
-            "torch.distributed.checkpoint"
-        )
-    (model,) = models.values()
-    optimizer = next(iter(optimizers.values()), None)
-    asked: dict[str, Any] = {"model": dcp.get_model_state_dict(model)}
-    if optimizer is not None:
-        asked["optimizer"] = dcp.get_optimizer_state_dict(model, optimizer)
-    differ = [] if _data_only(directory, step) else _parameters(model, asked["model"])
-    first, notes = read.load_resharded(directory, step, asked, differ)
-    dcp.set_model_state_dict(model, asked["model"])
-    if optimizer is not None:
-        dcp.set_optimizer_state_dict(model, optimizer, asked["optimizer"])
-    kept = first.snapshot.values
-    for key, target in objects.items():
-        if key.startswith("extra.") and key in kept:
-            found = values.decode(kept[key], lambda ref: first.tensors[ref.fqn].clone())
-            load_extra(key, target, found)
-    taken = _positions(state, objects.get("loader"), directory, step, own)
-    for note in notes:
-        if not taken or reader.LOADERS not in note:
-            say(note)
+
+def _find_unlike(saved: SavedStep, state: State, *, drifted: bool) -> tuple[list[str], str]:
+    """Return the names of tensors here of which ranks have saved different ones and those of the
+    lowest rank are taken: buffers, and all if replicas have ``drifted`` apart. And why the step
+    cannot be used: nothing tells which of other tensors is this rank's; "" if it can."""
+    asked, buffers = state.asked()
+    found = []
+    for name in sorted(saved.differing):
+        kind = kind_of(name)
+        if kind not in TRAINED or (kind == "model" and asked and name not in asked):
+            continue
+        if name not in buffers and not drifted:
+            return [], (
+                f"{saved.where}: {name} differs between the ranks that saved it (stages of a "
+                "pipeline?), and nothing tells which of them is this rank's. Go on with as many "
+                "ranks as saved it"
+            )
+        found.append(name)
+    return found, ""
+
+
+def _check_all_asked(saved: SavedStep, state: State, world: RankIds) -> None:
+    """Raise StateError if a part of a model that was saved in parts is on no rank here."""
+    if not saved.state.stages or (world.size > 1 and not is_distributed()):
+        return
+    there = state.saved_names(saved.state.own.values)
+    every = gather_objects(state.asked()[0])
+    if lost := sorted(there.difference(*every)):
+        raise StateError(f"only the checkpoint has {some(lost)}")
 
 
 def _data_only(directory: str, step: int) -> bool:
     """True if the ranks that saved a step named a mesh of data-parallel dimensions only."""
     mesh = tier.read_manifest(tier.step_dir(directory, step)).mesh
     return bool(mesh) and DATA.issuperset(name for name, size in mesh.items() if size > 1)
-
-
-def _parameters(model: torch.nn.Module, state: Mapping[str, Any]) -> list[str]:
-    """Return the names of parameters in a step; buffers may differ between any two ranks."""
-    buffers = {name.removeprefix("module.") for name, _ in model.named_buffers()}
-    return [f"model.{name}" for name in state if name not in buffers]
-
-
-def load_extra(key: str, target: Any, found: Any) -> None:
-    """Load the state of an object of ``extra``, or of each in a list or dict of them.
-
-    Raises StateError.
-    """
-    load = getattr(target, "load_state_dict", None)
-    if load is not None:
-        load(for_loading(target, found))
-    elif isinstance(target, Mapping | list | tuple):
-        if not isinstance(found, Mapping | list):
-            raise StateError(f"{key}: {len(target)} objects here, 1 in the snapshot")
-        own = dict(target if isinstance(target, Mapping) else enumerate(target))
-        theirs = dict(found if isinstance(found, Mapping) else enumerate(found))
-        if set(map(str, own)) != set(map(str, theirs)):
-            raise StateError(f"{key}: {len(own)} objects here, {len(theirs)} in the snapshot")
-        states = {str(name): state for name, state in theirs.items()}
-        for name, each in own.items():
-            load_extra(f"{key}.{name}", each, states[str(name)])
 
 
 def _positions(state: State, loaders: Any, directory: str, step: int, whole: TrainingWorld) -> bool:

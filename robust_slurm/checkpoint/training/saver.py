@@ -20,6 +20,7 @@ from ..copying.snapshot import Copier, Copy, TornError
 from ..copying.watch import Watch
 from ..format.layout import Snapshot
 from ..planning.interval import Cost
+from .by_time import ByTime
 from .chosen import Chosen
 from .client import Client
 from .moment import HeldMoment, Moment, Moments
@@ -50,14 +51,15 @@ class Saver:
         say: Callable[[str], None],
         expected: int,
         room: Callable[[int, RoomRung | None], tuple[RoomRung | None, str]],
+        by_time: ByTime | None = None,
     ) -> None:
         """``patient``: the optimizer waits for the replica too. ``steady``: the optimizers tell
         before they change anything, so it can be copied in the background. ``expected``: bytes of
         a snapshot by estimate; ``room``: returns the rung for snapshots of a size, below a rung for
-        which there was no room after all, and what to tell the user."""
+        which there was no room after all, and what to tell the user. ``by_time``: see Chosen."""
         self._state, self._client, self._about, self._options = state, client, about, options
         self._patient, self._stats, self._say = patient, stats, say
-        self.durable = Chosen(client, options.every, asked=patient)
+        self.durable = Chosen(client, options.every, asked=patient, say=say, by_time=by_time)
         self.room = SnapshotRoom(
             client, about, options, patient=patient, say=say, expected=expected, choose=room
         )

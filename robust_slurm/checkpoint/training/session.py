@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from ..planning.offered import common_step
 from ..standing import PHASE
 from ..store.own_store import OwnStore
 from . import mesh as meshes
+from .by_time import ByTime
 from .client import Client, StoreGoneError
 from .options import Options
 from .resuming import CheckpointError, from_durable, from_memory, named
@@ -31,9 +31,9 @@ from .room import check_room, estimate
 from .saver import Saver
 from .stats import Stats
 from .unanswered import FileLook, reported
+from .warned import CheckpointWarnings, to_stderr
 
 SOCKET = "ROBUST_CKPT_SOCKET"
-NUMBER = re.compile(r"\d+")  # of steps, slots and bytes: the trouble is the same
 STAND = 900.0  # s; robust-srun gives its word earlier, or has ended
 REPLAY = "ROBUST_REPLAY"
 """Set in a replay: a few steps in a small world, of which nothing may be saved or restored."""
@@ -43,13 +43,16 @@ class Session:
     """One rank's part. Without a store ``saver`` is None, and nothing is saved."""
 
     def __init__(
-        self, objects: Mapping[str, Any], mesh: Any, options: Options, *, steady: bool, stats: Stats
-    ) -> None:
+        self, objects: Mapping[str, Any], mesh: Any, options: Options, *,
+        steady: bool, stats: Stats, warned: CheckpointWarnings,
+    ) -> None:  # fmt: skip
         """``steady``: see Saver. Raises TypeError, ValueError."""
         self.world = meshes.world()
         self.mesh = meshes.check_mesh(mesh, self.world.size)
         self._objects, self._options, self._steady, self._stats = objects, options, steady, stats
-        self._said: set[str] = set()
+        self.say = warned.say
+        warned.write = self._write
+        self._by_time: ByTime | None = None
         self._checked = False
         self._no_room = self._attempt = self._run = ""
         self._line = 0  # see Snapshot.line
@@ -72,6 +75,11 @@ class Session:
         for a value that cannot be saved."""
         if self._replay:
             return 0
+        if self.client is not None and self.store is None and self._options.minutes_by == "script":
+            self.say(
+                f"minutes={self._options.minutes:g} is not used under robust-srun, which sets the "
+                "interval for all ranks: robust-srun --robust-checkpoint-minutes=..."
+            )
         plan = self.client.welcome.get("restore") if self.client is not None else None
         in_memory = plan is not None and plan["tier"] == "memory"
         offered = -1 if plan is None else 2 * int(plan["step"]) + in_memory
@@ -108,6 +116,8 @@ class Session:
         if self.saver is not None:
             self._try_to_capture()
             self.saver.abandon(step, at_once=in_memory)
+        if step and self._by_time is not None:
+            self._by_time.resumed()
         self._began(step)
         if step and self.client is not None:
             self.client.say("resumed", step=step)
@@ -169,19 +179,12 @@ class Session:
             with heartbeat.phase(PHASE):
                 self.client.stand(step, STAND)
 
-    def say(self, text: str) -> None:
-        """Report ``text``, once for each kind: to the supervisor, which counts the ranks that say
-        the same, and on stderr, by rank 0 only if there is a supervisor. From any thread."""
-        kind = NUMBER.sub("#", text)
-        if kind in self._said:
-            return
-        self._said.add(kind)
+    def _write(self, text: str) -> None:
+        """Report ``text``: to the supervisor, which counts the ranks that say the same, and on
+        stderr, by rank 0 only if there is a supervisor. From any thread."""
         counted = self.client is not None and not self.client.dead and self.store is None
         if not counted or self.world.rank == 0:
-            try:
-                sys.stderr.write(f"robust-slurm: rank {self.world.rank}: {text}\n")
-            except (AttributeError, OSError, ValueError):
-                pass  # no usable stderr
+            to_stderr(f"rank {self.world.rank}: {text}")
         if self.client is not None:
             self.client.say("alarm", text=text)
 
@@ -263,10 +266,12 @@ class Session:
             check_room, self.client.welcome["directory"], local_ranks=world.local_size,
             replicas=self.store is None,
         )  # fmt: skip
+        if self.store is not None and not goes_on:
+            self._by_time = self._choose_by_time(about.attempt)
         self.saver = Saver(
             self._state, self.client, about, choice,
             patient=self.store is None, steady=self._steady, stats=self._stats, say=self.say,
-            expected=size, room=room,
+            expected=size, room=room, by_time=self._by_time,
         )  # fmt: skip
         rung, text = room(size, None)
         if rung is None:
@@ -275,6 +280,26 @@ class Session:
             self.saver.room.keep(rung)
         if rung is not None and text:
             self.say(text)
+
+    def _choose_by_time(self, run: str) -> ByTime | None:
+        """Return what chooses steps by time where no robust-srun does, and say so at the start."""
+        choice, world = self._options, self.world
+        if not choice.minutes:
+            return None
+        store = meshes.default_store() if world.size > 1 else None
+        if world.size > 1 and store is None:
+            self.say(
+                f"no step is written to {choice.directory} before close(), as {world.size} ranks "
+                "without torch.distributed cannot agree on one. Pass every= to Checkpointer"
+            )
+            return None
+        if world.rank == 0 and choice.minutes_by == "default":
+            to_stderr(
+                f"checkpoints: to {choice.directory} every {choice.minutes:g} minutes, the first "
+                "step of a new training, and the last one at close(). A training that is killed "
+                "loses what came since. Checkpointer(minutes=...) or every=... sets the interval"
+            )
+        return ByTime(60 * choice.minutes, world.rank, store, run, first=True)
 
     def _job(self, own_store: bool) -> str:
         """Return the name of this run: the same on all ranks, another one after a requeue."""
@@ -321,7 +346,7 @@ class Session:
         """True if this rank's peers were found to hold another state than this rank."""
         if self._state.share is None or self.client is None:
             return False
-        if self.store is not None and self._options.every and step % self._options.every == 0:
+        if self.store is not None and self.saver is not None and self.saver.durable.due(step):
             # Outside robust-srun a commit that failed for it is all that tells the others.
             return self._look.finds(tier.apart_mark(self._options.directory, self._attempt))
         return self.client.unshare
@@ -338,6 +363,6 @@ class Session:
             self.saver = self.client = None
             self._connect(goes_on=True)
             if self.saver is not None and self.client is not None:
+                self.saver.durable.follow(before)
                 self.saver.abandon(last, at_once=before.at_once)
-                self.saver.durable.began = before.began
                 self.client.everywhere = everywhere  # not ``last``, which some may lack

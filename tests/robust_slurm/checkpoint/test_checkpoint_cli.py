@@ -219,6 +219,17 @@ def test_export(tier: Path, tmp_path: Path) -> None:
     assert "tensors and" in text
 
 
+def test_export_of_a_run_takes_its_newest_step_that_is_not_doubted(
+    tier: Path, tmp_path: Path
+) -> None:
+    assert json.loads(run("export", tier, tmp_path / "a.pt", "--json")[1])["source"] == str(
+        durable.step_dir(tier, 200)
+    )
+    durable.doubt(tier, 200, "a rank could not read it")
+    code, text = run("export", tier, tmp_path / "b.pt")
+    assert (code, "step-00000100, " in text) == (0, True)
+
+
 @pytest.mark.parametrize(
     ("source", "target", "says"),
     [
@@ -226,7 +237,7 @@ def test_export(tier: Path, tmp_path: Path) -> None:
         ("step", "x.bin", "must end in .safetensors or .pt"),
         ("step", "there.pt", "is there already"),
         ("step", "no/x.pt", "is not a directory"),
-        ("tier", "x.pt", "did you mean"),
+        ("empty", "x.pt", "has no complete step in it"),
     ],
 )
 def test_bad_input_to_export(
@@ -238,7 +249,9 @@ def test_bad_input_to_export(
     says: str,
 ) -> None:
     (tmp_path / "there.pt").write_text("")
-    paths = {"absent": tmp_path / "a", "step": durable.step_dir(tier, 200), "tier": tier}
+    (tmp_path / "e").mkdir()
+    step = durable.step_dir(tier, 200)
+    paths = {"absent": tmp_path / "a", "step": step, "empty": tmp_path / "e"}
     assert run("export", paths[source], tmp_path / target)[0] == 2
     assert says in capsys.readouterr().err
     assert (tmp_path / "there.pt").read_text() == ""

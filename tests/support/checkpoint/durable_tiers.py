@@ -10,10 +10,14 @@ from typing import Any
 import torch
 from durable_snapshots import private, save_snapshot, tensors_of
 
+from robust_slurm.checkpoint.capture.state import State
 from robust_slurm.checkpoint.durable import tier as durable
 from robust_slurm.checkpoint.durable.commit import CommitRequest, CommitResult, commit
 from robust_slurm.checkpoint.durable.dcp.write import write
 from robust_slurm.checkpoint.durable.verify import verify
+from robust_slurm.checkpoint.training.mesh import RankIds
+from robust_slurm.checkpoint.training.resuming import reshard
+from robust_slurm.resizing.world import TrainingWorld
 
 RUN = "77.e0"
 """The attempt that writes, where a test does not say otherwise."""
@@ -66,3 +70,21 @@ def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> 
     for name, tensor in one.items():
         assert tensor.dtype == other[name].dtype
         assert torch.equal(tensor, other[name]), name
+
+
+class Position:
+    """A loader, as far as a Checkpointer sees it."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        raise AssertionError("it was of another rank")
+
+
+def load_alone(tier: Path, objects: dict[str, Any], step: int = 100) -> list[str]:
+    """Restore what any ranks saved into these objects of one process. Return what was said."""
+    said = list[str]()
+    world, own = RankIds(0, 1, 0, 1), TrainingWorld(0, 1, 1, {})
+    reshard(State(objects, rank=0), objects, str(tier), step, world, own, said.append)
+    return said

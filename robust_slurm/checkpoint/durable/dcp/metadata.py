@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from torch.distributed.checkpoint.filesystem import (
-    CURRENT_DCP_VERSION,
     FileSystemWriter,
     _StorageInfo,
 )
@@ -47,8 +46,8 @@ def build(merged: Merged, parts: Sequence[Outline]) -> tuple[Metadata, list[Writ
     if merged.blocks > MAX_BLOCKS:
         raise TooManyBlocks(
             f"{merged.blocks} blocks of tensors are more than torch.distributed.checkpoint can "
-            f"list ({MAX_BLOCKS}); the ranks and mesh that saved it can load it, and robust-ckpt "
-            "export makes one file of it"
+            f"list ({MAX_BLOCKS}); resume() loads the step all the same, and robust-ckpt export "
+            "makes one file of it"
         )
     state: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     results: list[WriteResult] = []
@@ -119,14 +118,6 @@ class Tree:
                 return True
             at = at[key]
         return False
-
-
-def with_storage(metadata: Metadata, results: Sequence[WriteResult]) -> Metadata:
-    """The metadata as a reader wants it."""
-    metadata.storage_data = {result.index: result.storage_data for result in results}
-    metadata.storage_meta = StorageMeta()
-    metadata.version = CURRENT_DCP_VERSION
-    return metadata
 
 
 def write_metadata(

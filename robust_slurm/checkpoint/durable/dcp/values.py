@@ -20,6 +20,8 @@ class Described(NamedTuple):
     paths: Mapping[str, tuple[str | int, ...]]
     """fqn → path of tensors."""
     groups: tuple[tuple[str, tuple[str, ...]], ...]
+    aliases: Mapping[str, tuple[str, tuple[str | int, ...]]]
+    """Name → (fqn, path) of tensors that have a second name, such as a tied weight."""
 
 
 def describe_values(snapshot: Snapshot, tensors: Mapping[str, torch.Tensor]) -> Described:
@@ -40,6 +42,8 @@ def describe_values(snapshot: Snapshot, tensors: Mapping[str, torch.Tensor]) -> 
     plain: dict[str, tuple[tuple[str | int, ...], Any]] = {}
     paths: dict[str, tuple[str | int, ...]] = {}
     groups: list[tuple[str, tuple[str, ...]]] = []
+    aliases: dict[str, tuple[str, tuple[str | int, ...]]] = {}
+    fqns = {entry.fqn for entry in snapshot.entries}
     for key, encoded in dict(snapshot.values or {}).items():
         try:
             flat, mapping = flatten_state_dict({key: values.decode(encoded, tensor)})
@@ -48,10 +52,14 @@ def describe_values(snapshot: Snapshot, tensors: Mapping[str, torch.Tensor]) -> 
         for name, value in flat.items():
             path = tuple(mapping[name])
             if isinstance(value, torch.Tensor):
-                if id(value) in seen and seen[id(value)][0] == name:
+                fqn = seen[id(value)][0] if id(value) in seen else ""
+                if fqn == name:
                     paths[name] = path
+                elif fqn and name not in fqns:
+                    aliases.setdefault(name, (fqn, path))
             elif not values.holds_tensor(value):
                 plain.setdefault(name, (path, value))
                 if len(path) > 3 and path[-3] == "param_groups" and path[-1] == "params":
                     groups.append((name.rpartition(".")[0], tuple(map(str, value))))
-    return Described(plain, {f: p for f, p in paths.items() if f in by_fqn}, tuple(groups))
+    here = {fqn: path for fqn, path in paths.items() if fqn in by_fqn}
+    return Described(plain, here, tuple(groups), aliases)

@@ -6,6 +6,7 @@ of more than one tensor. The place of each record goes into the rank's part (``p
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import mmap
@@ -33,6 +34,7 @@ from torch.distributed.checkpoint.planner import (
 from ...format import digest
 from ...format.dtypes import TORCH, view
 from ...format.layout import Entry, FileLayout, LayoutError, Snapshot, parse_header
+from ...format.sizes import megabytes
 from ..files import (
     DurableError,
     digest_inside,
@@ -73,14 +75,19 @@ def write(source: str, directory: Path, attempt: str, expected: list[int] | None
         try:
             if not Path(directory).is_dir():
                 raise FileNotFoundError(2, "", str(directory))
-            if not where.is_dir():
-                where.mkdir(exist_ok=True)
-                sync_directory(Path(directory))
             done = _already(where, attempt, mapped)
             if done is not None:
                 return Written(snapshot.step, snapshot.rank, done, True)
-            _check_room(where, mapped.plan.size, doing)
-            written = _write(mapped, where, attempt, doing)
+            _check_room(Path(directory), mapped.plan.size, doing)
+            if not where.is_dir():
+                where.mkdir(exist_ok=True)
+                sync_directory(Path(directory))
+            try:
+                written = _write(mapped, where, attempt, doing)
+            except (OSError, DurableError):
+                with contextlib.suppress(OSError):  # other ranks have written there
+                    where.rmdir()
+                raise
         except OSError as err:
             raise DurableError(explain(err, doing, where)) from None
     return Written(snapshot.step, snapshot.rank, written, False)
@@ -166,10 +173,12 @@ def _already(where: Path, attempt: str, mapped: _Mapped) -> int | None:
 
 def _check_room(where: Path, size: int, doing: str) -> None:
     free = shutil.disk_usage(where).free
-    if free < size + SPARE:
+    short = size + SPARE - free
+    if short > 0:
         raise DurableError(
-            f"{doing}: {where}: {size / 1e9:.3g} GB to write, {free / 1e9:.3g} GB free; free space "
-            "there, or keep fewer checkpoints"
+            f"{doing}: {where}: {megabytes(size)} to write and {megabytes(SPARE)} to spare, "
+            f"{megabytes(free)} free, so {megabytes(short)} are missing; free space there, or keep "
+            "fewer checkpoints"
         )
 
 
@@ -187,7 +196,7 @@ def _write(mapped: _Mapped, where: Path, attempt: str, doing: str) -> int:
         if isinstance(err, RuntimeError):  # torch hides why its stream could not be written
             free = shutil.disk_usage(where).free if where.exists() else 0
             raise DurableError(
-                f"{doing}: {where}: {str(err).splitlines()[0]}; {free / 1e9:.3g} GB are free "
+                f"{doing}: {where}: {str(err).splitlines()[0]}; {megabytes(free)} are free "
                 "there, is a quota used up or the file system gone?"
             ) from None
         raise
@@ -229,6 +238,7 @@ def _write_data(mapped: _Mapped, where: Path, attempt: str, prefix: str) -> Part
             Plain(name, path, place(_PLAIN + name)) for name, (path, _) in found.plain.items()
         ),
         groups=found.groups,
+        aliases=found.aliases,
         contents=tuple(
             _content(mapped.memory, entry, offset)
             for entry, offset in zip(plan.entries, plan.offsets, strict=True)

@@ -16,14 +16,10 @@ from durable_snapshots import (
     sharded,
     trained,
 )
-from durable_tiers import RUN, flat, same, store
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-)
+from durable_tiers import RUN, Position, flat, load_alone, same, store
 
 from robust_slurm.checkpoint.capture import values
 from robust_slurm.checkpoint.durable import reader
-from robust_slurm.checkpoint.durable.dcp import read
 from robust_slurm.checkpoint.durable.export import export
 from robust_slurm.checkpoint.durable.files import DurableError
 
@@ -103,13 +99,14 @@ def test_damage_is_found_before_anything_is_handed_out(
     raw = bytearray(data.read_bytes())
     raw[len(raw) // 2] ^= 1
     data.write_bytes(raw)
-    asked = {"model": get_model_state_dict(trained(5)[0])}
-    before = {name: tensor.clone() for name, tensor in asked["model"].items()}
+    model, optimizer = trained(5)
+    objects = {"model": model, "optimizer": optimizer, "loader": Position(), "rng": None}
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(DurableError, match="differs from its digest"):
         reader.load(tier, 100, 0, 2, {})
     with pytest.raises(DurableError, match="differs from its digest"):
-        read.load_resharded(tier, 100, asked)
-    same(before, asked["model"])
+        load_alone(tier, objects)
+    same(before, dict(model.state_dict()))
     with pytest.raises(DurableError, match="differs from its digest"):
         export(where, tmp_path / "x.pt")
     assert not (tmp_path / "x.pt").exists()
@@ -132,7 +129,8 @@ def test_metadata_is_never_unpickled(
     where = store(tier, save_world(tmp_path, trained_state, 2, data_parallel))
     (where / ".metadata").write_bytes(b"cos\nabort\n(tR.")  # would end the process
     assert len(reader.load(tier, 100, 0, 2, {})) == 2
-    read.load_resharded(tier, 100, {"model": get_model_state_dict(trained(5)[0])})
+    model, optimizer = trained(5)
+    load_alone(tier, {"model": model, "optimizer": optimizer, "loader": Position(), "rng": None})
 
 
 class Evil:
@@ -149,7 +147,5 @@ def test_records_are_unpickled_without_running_anything(
     where = store(tier, save_world(tmp_path, trained_state, 1, sharded))
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DurableError, match="not loaded"):
-        read.load_resharded(tier, 100, {"optimizer": {"lr": 1.0}})
     assert "optimizer.lr" in export(where, tmp_path / "x.pt").left_out
     assert not (tmp_path / "pwned").exists()

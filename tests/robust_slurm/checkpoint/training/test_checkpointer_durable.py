@@ -21,9 +21,11 @@ from robust_slurm.checkpoint.store.own_store import OwnStore
 pytestmark = pytest.mark.slow
 
 SCRIPT = """
-import os, sys, time, torch, torch.distributed as dist
+import os, signal, sys, time, torch, torch.distributed as dist
 import robust_slurm
 directory, steps, every, stop_at, how = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
+interval = {"every": every} if every else {"minutes": float(os.environ["MINUTES"])} \
+    if "MINUTES" in os.environ else {}
 rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 torch.manual_seed(5)
 torch.set_num_threads(1)
@@ -35,7 +37,9 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3)
 torch.manual_seed(100 + rank)
 ckpt = robust_slurm.Checkpointer(model=model, optimizer=optimizer, extra={"s": schedule, "n": 0},
-                                 directory=directory, every=every)
+                                 directory=directory, **interval)
+if how == "term":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 first = ckpt.resume()
 print(f"rank {rank} resumed {first} n {ckpt.extra['n']}", flush=True)
 for step in range(first, steps):
@@ -48,12 +52,13 @@ for step in range(first, steps):
     if step + 1 == stop_at:
         if how == "raise":
             raise SystemError("as planned")
-        wanted = os.path.join(directory, f"step-{stop_at // every * every:08d}", "manifest.json")
+        number = stop_at // every * every if every else first + 1
+        wanted = os.path.join(directory, f"step-{number:08d}", "manifest.json")
         end = time.monotonic() + 120
         while not os.path.exists(wanted) and time.monotonic() < end:
             time.sleep(0.01)
-        if how == "kill":
-            os.kill(os.getpid(), 9)
+        if how in ("kill", "term"):
+            os.kill(os.getpid(), 9 if how == "kill" else signal.SIGTERM)
 ckpt.close()
 if world > 1:
     dist.destroy_process_group()
@@ -83,6 +88,7 @@ class Run(Protocol):
         stop_at: int = 0,
         how: str = "kill",
         world: int = 1,
+        minutes: float | None = None,
     ) -> Ran: ...
 
 
@@ -95,12 +101,13 @@ def run(torch_forks: TorchForks) -> Run:
         stop_at: int = 0,
         how: str = "kill",
         world: int = 1,
+        minutes: float | None = None,
     ) -> Ran:
-        env = {}
+        env = {} if minutes is None else {"MINUTES": str(minutes)}
         if world > 1:
             with socket.create_server(("127.0.0.1", 0)) as free:
                 port = free.getsockname()[1]
-            env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
+            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
         options = [str(directory), str(steps), str(every), str(stop_at), how]
         ranks = [
             torch_forks.start(
@@ -155,6 +162,29 @@ def test_killed_and_started_again_the_losses_are_the_same_bits(
     newest = tier.newest(tmp_path / "b")
     assert newest is not None and newest.step == 9  # close() wrote the last one
     assert verify.verify(newest.path) == []
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_directory_alone_is_enough(tmp_path: Path, run: Run, world: int) -> None:
+    """The first step of a new training is written, the last one at close(), others by minutes; and
+    a line at the start says so."""
+    ran = run(tmp_path / "a", 9, every=0, stop_at=7, world=world)
+    assert ran.codes == [-signal.SIGKILL] * world, ran.err
+    assert [c.step for c in tier.committed(tmp_path / "a")] == [1]
+    said = f"checkpoints: to {tmp_path / 'a'} every 10 minutes, the first step"
+    assert ran.err.count("robust-slurm") == ran.err.count(said) == 1, ran.err
+    ran = run(tmp_path / "a", 9, every=0, world=world)
+    assert (ran.resumed, ran.codes) == (dict.fromkeys(range(world), 1), [0] * world), ran.err
+    assert [c.step for c in tier.committed(tmp_path / "a")] == [1, 9]
+    ran = run(tmp_path / "b", 60, every=0, world=world, minutes=0.001)
+    assert ran.codes == [0] * world and "robust-slurm" not in ran.err, ran.err
+    assert 60 in [c.step for c in tier.committed(tmp_path / "b")]
+
+
+def test_a_script_that_exits_at_sigterm_loses_nothing(tmp_path: Path, run: Run) -> None:
+    ran = run(tmp_path / "a", 9, every=0, stop_at=7, how="term")
+    assert ran.codes == [143], ran.err
+    assert run(tmp_path / "a", 9, every=0).resumed == {0: 7}
 
 
 def test_an_exception_does_not_lose_the_last_step(tmp_path: Path, run: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -147,7 +148,22 @@ def test_a_torn_or_overwritten_source(
     monkeypatch.setattr(dcp_write, "_write_data", slow)
     with pytest.raises(DurableError, match="overwritten"):
         write(str(source), tier, RUN)
-    assert list(durable.step_dir(tier, 6).iterdir()) == []
+    assert not durable.step_dir(tier, 6).exists()
+
+
+def test_a_full_disk_leaves_no_directory_and_its_numbers_add_up(tmp_path: Path, tier: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(tier)], check=True)
+    try:
+        with pytest.raises(DurableError) as failed:
+            write(str(tiny(tmp_path / "a.safetensors", 5)), tier, RUN)
+        assert list(tier.iterdir()) == []
+    finally:
+        subprocess.run(["umount", str(tier)], check=True)
+    found = re.search(r"(\S+) MB to write and (\S+) MB to spare, (\S+) MB free, so (\S+) MB are",
+                      str(failed.value))  # fmt: skip
+    assert found is not None, failed.value
+    size, spare, free, missing = map(float, found.groups())
+    assert size + spare - free == pytest.approx(missing, abs=1) and missing > 1
 
 
 def test_a_file_system_that_is_full_in_the_middle(
@@ -162,7 +178,7 @@ def test_a_file_system_that_is_full_in_the_middle(
         source = save_snapshot(tmp_path / "large.safetensors", [piece], {}, step=9)
         with pytest.raises(DurableError, match=r"(?s)step 9.*(full|quota)"):
             write(str(source), tier, RUN)
-        assert not list(durable.step_dir(tier, 9).iterdir())
+        assert not durable.step_dir(tier, 9).exists()
         assert listed(tier) == [5]
         save(tier, 10)
         assert listed(tier) == [5, 10]
