@@ -1,0 +1,126 @@
+"""A train dataloader that reports each batch before it is read, and can begin within an epoch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from robust_slurm.checkpoint.capture import rng
+from robust_slurm.checkpoint.capture.object_state import LoaderState
+
+
+class Reader:
+    """The passes over one dataloader, of which the last may begin where a snapshot left it.
+
+    A loader with ``state_dict`` (torchdata's ``StatefulDataLoader``) is set to its position. Of any
+    other, the batches that are done are read once more, with the generators as they were when the
+    pass began: same order, same random numbers in worker processes.
+    """
+
+    def __init__(self, loader: Any, before: Callable[[Reader], None]) -> None:
+        """``before`` is called with this object before each batch is read."""
+        self.loader, self._before = loader, before
+        self.read = self.fetched = self._passes = 0
+        self._rng: dict[str, Any] = {}
+        self._first_rng: dict[str, Any] = {}
+        self._last: dict[str, Any] | None = None
+        self._pending: dict[str, Any] | None = None
+        self._cycling = ""
+        self._iterator: Iterator[Any] = iter(())
+        self.has_length = False
+        with contextlib.suppress(TypeError, NotImplementedError):
+            self.has_length = len(loader) >= 0
+
+    @property
+    def stateful(self) -> bool:
+        """True if the loader keeps its position itself."""
+        return hasattr(self.loader, "state_dict") and hasattr(self.loader, "load_state_dict")
+
+    def position(self, ahead: int) -> dict[str, Any]:
+        """Return where to resume, if ``ahead`` of the batches read (0 or 1) are not trained."""
+        if not ahead:
+            return self._mark()
+        assert ahead == 1 and self._last is not None, f"{ahead} batches are read ahead"
+        return self._last
+
+    def resume(self, position: dict[str, Any]) -> None:
+        """Have the next pass begin there."""
+        self._pending = position
+
+    def end_epoch(self) -> None:
+        """Begin to count the passes of a new epoch."""
+        self._passes = 0
+
+    def _mark(self) -> dict[str, Any]:
+        found = {"passes": self._passes, "read": self.read, "pass": self._rng}
+        found |= {"first": self._first_rng, "rng": rng.states()}
+        return found | {"state": self.loader.state_dict()} if self.stateful else found
+
+    def __iter__(self) -> Reader:
+        if self._cycling == "begun":
+            self._cycling = ""
+        elif self._pending is None:
+            # A loader that is shorter than others of the epoch is read more than once.
+            self._passes += self.read > 0 or not self._passes
+            self.read, self._rng = 0, rng.states()
+            self._iterator = iter(self.loader)
+        return self
+
+    def __next__(self) -> Any:
+        self._before(self)
+        self.go_to_position()
+        if self._cycling == "due":
+            self._cycling = "begun"
+            raise StopIteration
+        if not self.has_length:  # Lightning reads one batch ahead
+            self._last = self._mark()
+        if not self.read:
+            self._first_rng = rng.states()
+        batch = next(self._iterator)
+        self.read += 1
+        self.fetched += 1
+        return batch
+
+    def go_to_position(self) -> None:
+        """Bring the loader to where ``resume`` has been told to, once."""
+        if self._pending is None:
+            return
+        at, self._pending = self._pending, None
+        self._passes, self._rng, self._first_rng = at["passes"], at["pass"], at["first"]
+        if self.stateful:
+            LoaderState("loader", self.loader).put(at["state"])
+            self._iterator = iter(self.loader)
+        else:
+            rng.restore(self._rng)
+            self._iterator = iter(self.loader)
+            if at["read"]:
+                rng.restore(self._first_rng)
+            for _ in range(at["read"]):
+                next(self._iterator)
+        self.read = at["read"]
+        self._cycling = "due" if self._passes > 1 else ""  # the first pass has ended: report it
+        rng.restore(at["rng"])
+
+
+class ReaderOf:
+    """Stands in place of a dataloader: all but its iterator is the loader's own."""
+
+    def __init__(self, reader: Reader) -> None:
+        object.__setattr__(self, "_reader", reader)
+
+    @property
+    def __class__(self) -> Any:  # isinstance() finds the loader's type
+        return type(self._reader.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader.loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._reader.loader, name, value)
+
+    def __len__(self) -> int:
+        return len(self._reader.loader)
+
+    def __iter__(self) -> Reader:
+        return iter(self._reader)
