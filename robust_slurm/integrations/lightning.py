@@ -18,6 +18,7 @@ whose classes are internal. ``PRIVATE`` names the rest, with the reasons.
 from __future__ import annotations
 
 import warnings
+from inspect import signature
 from operator import attrgetter
 from typing import Any
 
@@ -137,10 +138,7 @@ class RobustCallback(Callback):
     def _progress(self) -> dict[str, Any]:
         """Return the state of the trainer that is in no object of its own."""
         trainer = self._trainer
-        done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
-        ahead = 0
-        if self._readers and not self._over:
-            ahead = self._readers[0].read - done if self._reads_ahead() else 0
+        ahead = 0 if self._over else self._ahead()
         return {
             "loops": _counts(trainer),
             "over": self._over,
@@ -208,7 +206,9 @@ class RobustCallback(Callback):
         """Save the step that is done; after a resume, be where it was saved."""
         pending = self._pending
         if pending is None:
-            self._save(over=False)
+            # The batch that is read ahead when a pass begins comes before hooks of Lightning's.
+            if self._ahead() or all(each.has_length for each in self._readers):
+                self._save(over=False)
         elif not pending["over"] and reader.fetched >= pending["ahead"]:
             self._go_on(pending)
 
@@ -229,8 +229,12 @@ class RobustCallback(Callback):
         if self._limit_val is not None:
             self._trainer.limit_val_batches, self._limit_val = self._limit_val, None
 
-    def _reads_ahead(self) -> bool:
-        return any(not each.has_length for each in self._readers)
+    def _ahead(self) -> int:
+        """Return how many batches are read and not trained: 1 where the length is unknown."""
+        if all(each.has_length for each in self._readers):
+            return 0
+        done: int = self._trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        return self._readers[0].taken - done
 
     # -- saving
 
@@ -327,6 +331,8 @@ def _refuse(trainer: Trainer) -> None:
             "reload_dataloaders_every_n_epochs counts from the epoch that is resumed, so data "
             "would be reloaded in other epochs. Use 0 or 1"
         )
+    if "dataloader_iter" in signature(trainer.lightning_module.training_step).parameters:
+        raise TypeError("training_step(dataloader_iter) is not supported: take a batch instead")
     for owner in [*trainer.callbacks, trainer.lightning_module, trainer.datamodule]:
         if isinstance(owner, LearningRateFinder | BatchSizeFinder):
             raise TypeError(

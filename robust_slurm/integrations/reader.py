@@ -21,7 +21,10 @@ class Reader:
     def __init__(self, loader: Any, before: Callable[[Reader], None]) -> None:
         """``before`` is called with this object before each batch is read."""
         self.loader, self._before = loader, before
-        self.read = self.fetched = self._passes = 0
+        self.fetched = 0
+        self.taken = 0
+        """Batches read in this epoch, in all passes over the loader."""
+        self._read, self._passes, self._ended = 0, 1, False
         self._rng: dict[str, Any] = {}
         self._first_rng: dict[str, Any] = {}
         self._last: dict[str, Any] | None = None
@@ -50,20 +53,22 @@ class Reader:
 
     def end_epoch(self) -> None:
         """Begin to count the passes of a new epoch."""
-        self._passes = 0
+        self._ended = False
 
     def _mark(self) -> dict[str, Any]:
-        found = {"passes": self._passes, "read": self.read, "pass": self._rng}
-        found |= {"first": self._first_rng, "rng": rng.states()}
+        found = {"passes": self._passes, "read": self._read, "taken": self.taken}
+        found |= {"pass": self._rng, "first": self._first_rng, "rng": rng.states()}
         return found | {"state": self.loader.state_dict()} if self.stateful else found
 
     def __iter__(self) -> Reader:
         if self._cycling == "begun":
             self._cycling = ""
         elif self._pending is None:
-            # A loader that is shorter than others of the epoch is read more than once.
-            self._passes += self.read > 0 or not self._passes
-            self.read, self._rng = 0, rng.states()
+            if self._ended:  # it is shorter than the others of this epoch
+                self._passes += 1
+            else:
+                self._passes, self.taken = 1, 0
+            self._read, self._ended, self._rng = 0, False, rng.states()
             self._iterator = iter(self.loader)
         return self
 
@@ -75,10 +80,15 @@ class Reader:
             raise StopIteration
         if not self.has_length:  # Lightning reads one batch ahead
             self._last = self._mark()
-        if not self.read:
+        if not self._read:
             self._first_rng = rng.states()
-        batch = next(self._iterator)
-        self.read += 1
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            self._ended = True
+            raise
+        self._read += 1
+        self.taken += 1
         self.fetched += 1
         return batch
 
@@ -98,7 +108,7 @@ class Reader:
                 rng.restore(self._first_rng)
             for _ in range(at["read"]):
                 next(self._iterator)
-        self.read = at["read"]
+        self._read, self.taken = at["read"], at["taken"]
         self._cycling = "due" if self._passes > 1 else ""  # the first pass has ended: report it
         rng.restore(at["rng"])
 
