@@ -138,6 +138,8 @@ class RobustCallback(Callback):
     def _progress(self) -> dict[str, Any]:
         """Return the state of the trainer that is in no object of its own."""
         trainer = self._trainer
+        if not self._readers:  # no batch is read: callbacks may not have a state yet
+            return {}
         ahead = 0 if self._over else self._ahead()
         return {
             "loops": _counts(trainer),

@@ -24,21 +24,17 @@ class Reader:
         self.fetched = 0
         self.taken = 0
         """Batches read in this epoch, in all passes over the loader."""
-        self._read, self._passes, self._ended = 0, 1, False
+        self._read, self._passes, self._ended, self._begun = 0, 1, False, 0
         self._rng: dict[str, Any] = {}
         self._first_rng: dict[str, Any] = {}
         self._last: dict[str, Any] | None = None
         self._pending: dict[str, Any] | None = None
         self._cycling = ""
         self._iterator: Iterator[Any] = iter(())
+        self._state = LoaderState("loader", loader) if _has_state(loader) else None
         self.has_length = False
         with contextlib.suppress(TypeError, NotImplementedError):
             self.has_length = len(loader) >= 0
-
-    @property
-    def stateful(self) -> bool:
-        """True if the loader keeps its position itself."""
-        return hasattr(self.loader, "state_dict") and hasattr(self.loader, "load_state_dict")
 
     def position(self, ahead: int) -> dict[str, Any]:
         """Return where to resume, if ``ahead`` of the batches read (0 or 1) are not trained."""
@@ -57,8 +53,9 @@ class Reader:
 
     def _mark(self) -> dict[str, Any]:
         found = {"passes": self._passes, "read": self._read, "taken": self.taken}
+        found |= {"begun": self._begun}
         found |= {"pass": self._rng, "first": self._first_rng, "rng": rng.states()}
-        return found | {"state": self.loader.state_dict()} if self.stateful else found
+        return found if self._state is None else found | {"state": self._state.get()}
 
     def __iter__(self) -> Reader:
         if self._cycling == "begun":
@@ -69,6 +66,7 @@ class Reader:
             else:
                 self._passes, self.taken = 1, 0
             self._read, self._ended, self._rng = 0, False, rng.states()
+            self._begun += 1
             self._iterator = iter(self.loader)
         return self
 
@@ -98,17 +96,19 @@ class Reader:
             return
         at, self._pending = self._pending, None
         self._passes, self._rng, self._first_rng = at["passes"], at["pass"], at["first"]
-        if self.stateful:
-            LoaderState("loader", self.loader).put(at["state"])
+        if self._state is not None:
+            self._state.put(at["state"])
             self._iterator = iter(self.loader)
         else:
+            if at["begun"] > 1 and getattr(self.loader, "persistent_workers", False):
+                iter(self.loader)  # makes the workers, which draws; the pass began with old ones
             rng.restore(self._rng)
             self._iterator = iter(self.loader)
             if at["read"]:
                 rng.restore(self._first_rng)
             for _ in range(at["read"]):
                 next(self._iterator)
-        self._read, self.taken = at["read"], at["taken"]
+        self._read, self.taken, self._begun = at["read"], at["taken"], at["begun"]
         self._cycling = "due" if self._passes > 1 else ""  # the first pass has ended: report it
         rng.restore(at["rng"])
 
@@ -134,3 +134,7 @@ class ReaderOf:
 
     def __iter__(self) -> Reader:
         return iter(self._reader)
+
+
+def _has_state(loader: Any) -> bool:
+    return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")

@@ -1,0 +1,196 @@
+"""Hugging Face's Trainer as users write it, a kind of training for each name: KIND …
+
+``--out`` gets a checksum of all weights at the end, and what else counts.
+"""
+
+# ruff: noqa: E402 - imports after the first statement, see there
+from __future__ import annotations
+
+import gc
+
+gc.disable()  # torch's modules are no garbage; unsearched they load faster
+
+import json
+import os
+import signal
+import warnings
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+# First: it needs torch's compiler, which ckpt_training leaves out.
+from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
+
+import torch  # isort: skip
+from ckpt_training import WIDTH, Samples, options, seed
+from teardown import leave
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+args = options("kind", "at", "out")
+env = os.environ
+torch.set_num_threads(1)
+warnings.filterwarnings("ignore")
+seed(1)
+batches = 0
+NEW = hasattr(TrainingArguments, "train_sampling_strategy")  # in place of group_by_length
+
+
+class Data(Dataset[dict[str, Any]]):
+    """23 samples: epochs end within an accumulation."""
+
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        number, inputs, targets = Samples()[i]
+        return {"number": torch.tensor(number), "inputs": inputs, "targets": targets}
+
+
+class Words(Data):
+    """With lengths, for the sampler that groups by them."""
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {**super().__getitem__(i), "input_ids": torch.zeros(1 + i * 7 % 5)}
+
+
+class Noisy(Data):
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        found = super().__getitem__(i)
+        return {**found, "inputs": found["inputs"] + 0.1 * torch.randn(WIDTH)}
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[Any]:
+        for i in range(self.length):
+            yield Data()[i % 23]
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = nn.Sequential(
+            nn.Linear(WIDTH, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1)
+        )
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(
+        self, number: Tensor, inputs: Tensor, targets: Tensor, **_: Any
+    ) -> dict[str, Tensor]:
+        loss = (self.network(inputs) - targets).square().mean()
+        if self.training:
+            die()
+            self.seen = (self.seen * 31 + number.sum()) % 1_000_003  # the order of the data
+        return {"loss": loss if self.training else loss + torch.rand(()), "logits": targets}
+
+
+def die() -> None:
+    """Die in the ``--at``-th batch of this process, if the test wants that."""
+    global batches
+    batches += 1
+    if args.at and batches == int(args.at):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def collate(samples: list[dict[str, Any]]) -> dict[str, Tensor]:
+    names = ("number", "inputs", "targets")
+    return {name: torch.stack([each[name] for each in samples]) for name in names}
+
+
+class Plain(Trainer):
+    """A Trainer with a DataLoader of the user's own."""
+
+    def get_train_dataloader(self) -> Any:
+        return DataLoader(Data(), batch_size=4, shuffle=True, num_workers=1, collate_fn=collate)
+
+
+def made(kind: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Return a kind of Trainer, TrainingArguments and the Trainer's arguments."""
+    own: dict[str, Any] = {"gradient_accumulation_steps": 2}
+    given: dict[str, Any] = {"train_dataset": Data()}
+    by_epoch = {"eval_strategy": "epoch", "save_strategy": "epoch"}
+    if kind in ("epochs", "resume_given", "own_loader"):
+        pass
+    elif kind == "steps":
+        own |= {"max_steps": 11, "eval_strategy": "steps", "eval_steps": 3}
+    elif kind == "one":
+        own = {"lr_scheduler_type": "reduce_lr_on_plateau", **by_epoch}
+    elif kind == "grouped":
+        own |= {"train_sampling_strategy": "group_by_length"} if NEW else {"group_by_length": True}
+        given["train_dataset"] = Words()
+    elif kind == "early_stop":
+        own |= {"num_train_epochs": 9, "load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}  # fmt: skip
+        own |= by_epoch
+        given["callbacks"] = [EarlyStoppingCallback(1)]
+    elif kind == "stream":
+        own |= {"max_steps": 9}
+        given["train_dataset"] = Stream(200)
+    elif kind == "short_stream":
+        own |= {"max_steps": 9}
+        given["train_dataset"] = Stream(24)
+    elif kind == "workers":
+        own |= {"dataloader_num_workers": 2}
+    elif kind == "persistent":
+        own |= {"dataloader_num_workers": 2, "dataloader_persistent_workers": True}
+    elif kind == "noisy":
+        given["train_dataset"] = Noisy()
+    elif kind == "noisy_workers":
+        own |= {"dataloader_num_workers": 2}
+        given["train_dataset"] = Noisy()
+    elif kind == "bf16":
+        own |= {"bf16": True}
+    elif kind == "model_init":
+        given["model_init"] = Model
+    else:
+        raise ValueError(kind)
+    return Plain if kind == "own_loader" else Trainer, own, given
+
+
+def main() -> None:
+    kind, own, given = made(args.kind)
+    theirs = args.dir / ("theirs-bare" if args.bare else "theirs")
+    settings: dict[str, Any] = {
+        "output_dir": str(theirs), "num_train_epochs": 4, "per_device_train_batch_size": 4,
+        "learning_rate": 0.02, "logging_steps": 3, "report_to": [], "use_cpu": True,
+        "disable_tqdm": True, "remove_unused_columns": False, "label_names": ["targets"],
+        "save_strategy": "no", "dataloader_pin_memory": False, "save_total_limit": 2,
+        "ddp_backend": "gloo" if "RANK" in env else None,
+    }  # fmt: skip
+    model = None if "model_init" in given else Model()
+    trainer: Any = kind(
+        model, TrainingArguments(**settings | own), eval_dataset=Data(), data_collator=collate,
+        **given,
+    )  # fmt: skip
+    resume = None
+    if args.kind == "resume_given":
+        resume = str(args.dir / "given")
+        if not os.path.exists(resume):
+            trainer.save_model(resume)
+            trainer.create_optimizer_and_scheduler(24)
+            trainer.state.save_to_json(f"{resume}/trainer_state.json")
+    if not args.bare:
+        from robust_slurm.integrations.transformers import RobustCallback
+
+        trainer.add_callback(RobustCallback(trainer, directory=args.directory, every=1))
+    train_loss = trainer.train(resume_from_checkpoint=resume).training_loss
+    drop = ("runtime", "per_second")
+    logs = [
+        {k: v for k, v in entry.items() if not k.endswith(drop)}
+        for entry in trainer.state.log_history
+    ]
+    end = {"weights": checksum(trainer.model.state_dict()), "loss": train_loss, "logs": logs}
+    end |= {"step": trainer.state.global_step, "epoch": trainer.state.epoch}
+    if env.get("RANK", "0") == "0":
+        with open(args.out, "w") as file:
+            json.dump(end, file)
+
+
+def checksum(state: dict[str, Tensor]) -> int:
+    return zlib.crc32(b"".join(each.contiguous().numpy().tobytes() for each in state.values()))
+
+
+main()
+leave()
