@@ -178,9 +178,10 @@ class RobustCallback(TrainerCallback):
 
     def _progress(self) -> dict[str, Any]:
         trainer = self._trainer
-        state = dataclasses.replace(
-            trainer.state, stateful_callbacks={}, log_history=trainer.state.log_history[-HISTORY:]
-        )
+        history = trainer.state.log_history[-HISTORY:]
+        if self._over and history and "train_loss" in history[-1]:
+            del history[-1]  # the summary: train() writes one at the end of each call
+        state = dataclasses.replace(trainer.state, stateful_callbacks={}, log_history=history)
         return {
             "state": json.dumps(dataclasses.asdict(state)),
             "callbacks": json.dumps(_callback_states(trainer)),
