@@ -247,6 +247,8 @@ class RobustCallback(Callback):
             self._saved, self._over = trainer.global_step, over
             self._held.keep()
             self._checkpointer.save(self._saved)
+            for text in {each.remark() for each in self._readers} - {""}:
+                self._checkpointer._say(text)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to count the passes of a new epoch."""

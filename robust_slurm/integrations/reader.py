@@ -9,6 +9,14 @@ from typing import Any
 from robust_slurm.checkpoint.capture import rng
 from robust_slurm.checkpoint.capture.object_state import LoaderState
 
+from .worker_draws import WorkerDraws
+
+PERSISTENT = (
+    "the train dataset or collate_fn draws random numbers in persistent workers: after a restart "
+    "in a later epoch than the first it draws others. Use persistent_workers=False, or a generator "
+    "that is seeded by the sample"
+)
+
 
 class Reader:
     """The passes over one dataloader, of which the last may begin where a snapshot left it.
@@ -32,9 +40,16 @@ class Reader:
         self._cycling = ""
         self._iterator: Iterator[Any] = iter(())
         self._state = LoaderState("loader", loader) if _has_state(loader) else None
+        self._draws = None
+        if self._state is None and getattr(loader, "persistent_workers", False):
+            self._draws = WorkerDraws(loader)
         self.has_length = False
         with contextlib.suppress(TypeError, NotImplementedError):
             self.has_length = len(loader) >= 0
+
+    def remark(self) -> str:
+        """Return what the user should know of the data; mostly nothing."""
+        return PERSISTENT if self._draws is not None and self._draws.seen else ""
 
     def position(self, ahead: int) -> dict[str, Any]:
         """Return where to resume, if ``ahead`` of the batches read (0 or 1) are not trained."""

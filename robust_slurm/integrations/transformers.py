@@ -31,6 +31,7 @@ from typing import Any, NoReturn
 
 import torch
 import transformers
+from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
@@ -38,6 +39,7 @@ from robust_slurm import Checkpointer, phase
 from robust_slurm.checkpoint.capture import rng
 
 from .held import Held, version_error
+from .worker_draws import WorkerDraws
 
 KNOWN = "transformers 5.23.0 and 4.57.6"
 HISTORY = 1000  # entries of the log history that are carried over
@@ -46,12 +48,18 @@ STATE_FILE = "trainer_state.json"  # of a checkpoint directory of transformers
 OVERRIDDEN = ("train", "get_batch_samples", "training_step", "evaluate", "create_scheduler")
 """Public methods of Trainer in whose place this callback stands."""
 PRIVATE = {
-    "_load_from_checkpoint": "it raises where a directory has no weights; ours are loaded already",
-    "_globalstep_last_logged": "the step of the last logged loss: the next one is a mean since then",
-    "_total_loss_scalar": "the sum of all logged losses: train() returns their mean",
-    "_initial_global_step": "the same mean, in releases that have it: over all steps of all starts",
+    "_load_from_checkpoint": "skipped for our directory: it raises where there are no weights",
+    "_globalstep_last_logged": "restored: the next logged loss is the mean since that step",
+    "_total_loss_scalar": "restored: train() returns the mean of all losses",
+    "_initial_global_step": "restored where a release has it: the step that this mean begins at",
 }
 """Private names of Trainer that are used, and why."""
+
+WORKERS = (
+    "the train dataset or data_collator draws random numbers in workers: after a restart within an "
+    "epoch it draws others, as transformers skips the samples that are done. Give it a generator "
+    "that is seeded by the sample"
+)
 
 
 class _Found(Exception):
@@ -69,6 +77,7 @@ class RobustCallback(TrainerCallback):
         self._trainer, self._extra, self._options = trainer, dict(extra or {}), options
         self._checkpointer: Checkpointer | None = None
         self._here = ""
+        self._draws: WorkerDraws | None = None
         for name in (*OVERRIDDEN[:-1], "_load_from_checkpoint"):
             inside = getattr(self, f"_on_{name.lstrip('_')}")
             setattr(trainer, name, partial(inside, _method(trainer, name)))
@@ -143,6 +152,7 @@ class RobustCallback(TrainerCallback):
         """Resume, now that model and optimizer are wrapped."""
         if state.is_hyper_param_search:
             raise TypeError("hyperparameter_search() is not supported: it trains several models")
+        self._watch(more["train_dataloader"])
         if self._checkpointer is None:
             self._updates = _updates_per_epoch(more["train_dataloader"], args, state)
             self._begin()
@@ -155,6 +165,13 @@ class RobustCallback(TrainerCallback):
             self._carried = pending["total"]
             for name, value in pending["counters"].items():
                 setattr(self._trainer, name, value)
+
+    def _watch(self, loader: Any) -> None:
+        """Watch the workers of a loader whose samples are skipped, not read, at a resume."""
+        loader = getattr(loader, "base_dataloader", loader)  # accelerate's wrap another
+        streams = isinstance(getattr(loader, "dataset", None), IterableDataset)
+        if getattr(loader, "num_workers", 0) and not streams:
+            self._draws = WorkerDraws(loader)
 
     def _begin(self) -> None:
         """Make the Checkpointer and resume."""
@@ -203,6 +220,8 @@ class RobustCallback(TrainerCallback):
             self._saved, self._over = step, over
             self._held.keep()
             self._checkpointer.save(step)
+            if self._draws is not None and self._draws.seen:
+                self._checkpointer._say(WORKERS)
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any

@@ -180,6 +180,9 @@ def kinds() -> dict[str, Callable[[], tuple[Any, dict[str, Any]]]]:
         module.train_dataloader = make  # type: ignore[method-assign]
         return module
 
+    def shuffled(kind: Any = DataLoader, **more: Any) -> Any:
+        return kind(Samples(), batch_size=4, shuffle=True, **more)
+
     def workers(**more: Any) -> Any:
         return DataLoader(Noisy(), batch_size=4, shuffle=True, num_workers=2, **more)
 
@@ -195,6 +198,9 @@ def kinds() -> dict[str, Callable[[], tuple[Any, dict[str, Any]]]]:
 
         return EMAWeightAveraging(decay=0.9)
 
+    def averages() -> Any:
+        return StochasticWeightAveraging(0.01, swa_epoch_start=2)
+
     class NoNorm(Module):
         def __init__(self) -> None:
             super().__init__()
@@ -204,31 +210,49 @@ def kinds() -> dict[str, Callable[[], tuple[Any, dict[str, Any]]]]:
     return {
         "epochs": lambda: (Module(), epochs),
         "steps": lambda: (Module(), {"max_steps": 21}),
-        "accumulate": lambda: (Module(), epochs | {"accumulate_grad_batches": 4, "val_check_interval": 3}),
+        "accumulate": lambda: (
+            Module(),
+            epochs | {"accumulate_grad_batches": 4, "val_check_interval": 3},
+        ),
         "clip": lambda: (Module(), epochs | {"gradient_clip_val": 0.3}),
         "val_often": lambda: (Module(), epochs | {"val_check_interval": 2}),
-        "val_by_steps": lambda: (Module(), epochs | {"val_check_interval": 5, "check_val_every_n_epoch": None}),
+        "val_by_steps": lambda: (
+            Module(),
+            epochs | {"val_check_interval": 5, "check_val_every_n_epoch": None},
+        ),
         "manual": lambda: (Manual(), epochs),
         "plateau": lambda: (Plateau(), epochs | {"val_check_interval": 4}),
         "step_plateau": lambda: (StepPlateau(), epochs | {"val_check_interval": 2}),
-        "early_stop": lambda: (Module(), {"max_epochs": 9, "callbacks": [EarlyStopping("val", patience=1)]}),
+        "early_stop": lambda: (
+            Module(),
+            {"max_epochs": 9, "callbacks": [EarlyStopping("val", patience=1)]},
+        ),
         "ema": lambda: (Module(), epochs | {"callbacks": [Ema()]}),
         "weight_averaging": lambda: (Module(), epochs | {"callbacks": [averaging()]}),
-        "swa": lambda: (NoNorm(), {"max_epochs": 5, "callbacks": [StochasticWeightAveraging(0.01, swa_epoch_start=2)]}),
-        "swa_norm": lambda: (Module(), {"max_epochs": 5, "callbacks": [StochasticWeightAveraging(0.01, swa_epoch_start=2)]}),
+        "swa": lambda: (NoNorm(), {"max_epochs": 5, "callbacks": [averages()]}),
+        "swa_norm": lambda: (Module(), {"max_epochs": 5, "callbacks": [averages()]}),
         "noisy": lambda: (loaded(lambda: DataLoader(Noisy(), batch_size=4, shuffle=True)), epochs),
         "workers": lambda: (loaded(workers), epochs),
-        "persistent": lambda: (loaded(lambda: workers(persistent_workers=True)), epochs),
-        "persistent_quiet": lambda: (loaded(lambda: DataLoader(Samples(), batch_size=4, shuffle=True, num_workers=2, persistent_workers=True)), epochs),
-        "stateful": lambda: (loaded(lambda: StatefulDataLoader(Samples(), batch_size=4, shuffle=True)), epochs),
-        "stateful_workers": lambda: (loaded(lambda: StatefulDataLoader(Samples(), batch_size=4, shuffle=True, num_workers=2)), epochs),
+        "persistent_noisy": lambda: (loaded(lambda: workers(persistent_workers=True)), epochs),
+        "persistent": lambda: (
+            loaded(lambda: shuffled(num_workers=2, persistent_workers=True)),
+            epochs,
+        ),
+        "stateful": lambda: (loaded(lambda: shuffled(StatefulDataLoader)), epochs),
+        "stateful_workers": lambda: (
+            loaded(lambda: shuffled(StatefulDataLoader, num_workers=2)),
+            epochs,
+        ),
         "stream": lambda: (loaded(lambda: DataLoader(Stream(), batch_size=4)), epochs),
-        "stream_steps": lambda: (loaded(lambda: DataLoader(Stream(), batch_size=4)), {"max_steps": 21}),
+        "stream_steps": lambda: (
+            loaded(lambda: DataLoader(Stream(), batch_size=4)),
+            {"max_steps": 21},
+        ),
         "two_loaders": lambda: (loaded(two), epochs),
         "two_streams": lambda: (loaded(streams), epochs),
         "reload": lambda: (Module(), epochs | {"reload_dataloaders_every_n_epochs": 1}),
         "limited": lambda: (Module(), epochs | {"limit_train_batches": 4}),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
@@ -245,7 +269,10 @@ def main() -> None:
         enable_model_summary=False, default_root_dir=args.dir, **more,
     )  # fmt: skip
     trainer.fit(module)
-    found = [module.state_dict(), *(each.state_dict() for each in callbacks if isinstance(each, Ema))]
+    found = [
+        module.state_dict(),
+        *(each.state_dict() for each in callbacks if isinstance(each, Ema)),
+    ]
     end = {"weights": checksum(found), "step": trainer.global_step, "epoch": trainer.current_epoch}
     if rank == 0:
         with open(args.out, "w") as file:

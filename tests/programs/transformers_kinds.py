@@ -116,14 +116,14 @@ def made(kind: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
         pass
     elif kind == "steps":
         own |= {"max_steps": 11, "eval_strategy": "steps", "eval_steps": 3}
-    elif kind == "one":
+    elif kind == "plateau":
         own = {"lr_scheduler_type": "reduce_lr_on_plateau", **by_epoch}
     elif kind == "grouped":
         own |= {"train_sampling_strategy": "group_by_length"} if NEW else {"group_by_length": True}
         given["train_dataset"] = Words()
     elif kind == "early_stop":
-        own |= {"num_train_epochs": 9, "load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}  # fmt: skip
-        own |= by_epoch
+        own |= {"num_train_epochs": 9, "load_best_model_at_end": True, **by_epoch}
+        own |= {"metric_for_best_model": "eval_loss"}
         given["callbacks"] = [EarlyStoppingCallback(1)]
     elif kind == "stream":
         own |= {"max_steps": 9}
@@ -166,10 +166,10 @@ def main() -> None:
     )  # fmt: skip
     resume = None
     if args.kind == "resume_given":
-        resume = str(args.dir / "given")
-        if not os.path.exists(resume):
+        given_dir = args.dir / "given"
+        resume = str(given_dir)
+        if not given_dir.exists():
             trainer.save_model(resume)
-            trainer.create_optimizer_and_scheduler(24)
             trainer.state.save_to_json(f"{resume}/trainer_state.json")
     if not args.bare:
         from robust_slurm.integrations.transformers import RobustCallback
