@@ -206,6 +206,8 @@ class RobustCallback(Callback):
 
     def _before_batch(self, reader: Reader) -> None:
         """Save the step that is done; after a resume, be where it was saved."""
+        if reader is not self._readers[0]:  # Lightning reads from them in this order
+            return
         pending = self._pending
         if pending is None:
             # The batch that is read ahead when a pass begins comes before hooks of Lightning's.

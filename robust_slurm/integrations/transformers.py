@@ -19,12 +19,13 @@ and evaluated then. What is overridden, on this trainer only, are public methods
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -152,7 +153,8 @@ class RobustCallback(TrainerCallback):
         """Resume, now that model and optimizer are wrapped."""
         if state.is_hyper_param_search:
             raise TypeError("hyperparameter_search() is not supported: it trains several models")
-        self._watch(more["train_dataloader"])
+        self._loader = more["train_dataloader"]
+        self._watch(self._loader)
         if self._checkpointer is None:
             self._updates = _updates_per_epoch(more["train_dataloader"], args, state)
             self._begin()
@@ -265,7 +267,8 @@ class RobustCallback(TrainerCallback):
             self._begun_rng["batch"] = self._rng
             return fetch()
         rng.restore(self._begun_rng["batch"])  # the pass begins here, and batches are skipped
-        batches = fetch()
+        with _told_once(self._loader, self._epoch):
+            batches = fetch()
         rng.restore(self._rng)
         return batches
 
@@ -352,6 +355,35 @@ def _updates_per_epoch(loader: Any, args: TrainingArguments, state: TrainerState
         return max(math.ceil(len(loader) / args.gradient_accumulation_steps), 1)
     except TypeError:  # a stream
         return state.max_steps
+
+
+@contextlib.contextmanager
+def _told_once(loader: Any, epoch: int) -> Iterator[None]:
+    """Tell samplers and data set the epoch, and nothing else until the pass has begun.
+
+    accelerate 1.12 begins a pass that skips batches with the order of epoch 0.
+    """
+    found: dict[int, Any] = {}
+    todo = [getattr(loader, name, None) for name in ("dataset", "batch_sampler", "sampler")]
+    while todo:
+        each = todo.pop()
+        if each is None or id(each) in found:
+            continue
+        found[id(each)] = each
+        todo += [getattr(each, "__dict__", {}).get(name) for name in ("batch_sampler", "sampler")]
+    told = [each for each in found.values() if hasattr(each, "set_epoch")]
+    for each in told:
+        each.set_epoch(epoch)
+        vars(each)["set_epoch"] = _keep_epoch
+    try:
+        yield
+    finally:
+        for each in told:
+            vars(each).pop("set_epoch", None)
+
+
+def _keep_epoch(epoch: int) -> None:
+    """Stand in for a set_epoch()."""
 
 
 def _refuse(trainer: Trainer) -> None:
