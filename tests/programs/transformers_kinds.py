@@ -43,6 +43,8 @@ class Data(Dataset[dict[str, Any]]):
         return 23
 
     def __getitem__(self, i: int) -> dict[str, Any]:
+        if i >= len(self):
+            raise IndexError(i)  # group_by_length iterates over it
         number, inputs, targets = Samples()[i]
         return {"number": torch.tensor(number), "inputs": inputs, "targets": targets}
 
@@ -149,6 +151,51 @@ def made(kind: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     return Plain if kind == "own_loader" else Trainer, own, given
 
 
+def by_hand() -> None:
+    """Train with accelerate in a loop of one's own: accumulation, a schedule, a stateful loader."""
+    from accelerate import Accelerator, DataLoaderConfiguration
+
+    accelerator = Accelerator(
+        cpu=True, gradient_accumulation_steps=2,
+        dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True),
+    )  # fmt: skip
+    model: Any = Model()
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.02)
+    schedule: Any = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+    loader: Any = DataLoader(Data(), batch_size=4, shuffle=True, collate_fn=collate)
+    model, optimizer, schedule, loader = accelerator.prepare(model, optimizer, schedule, loader)
+    done, ckpt = {"epoch": 0, "step": 0}, None
+    if not args.bare:
+        import robust_slurm
+
+        extra = {"done": done, "schedule": schedule}
+        ckpt = robust_slurm.Checkpointer(
+            model=model, optimizer=optimizer, loader=loader, extra=extra,
+            directory=args.directory, every=1,
+        )  # fmt: skip
+        ckpt.resume()
+    for epoch in range(done["epoch"], 4):
+        for batch in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(**batch)["loss"])
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+            if accelerator.sync_gradients:
+                done |= {"step": done["step"] + 1, "epoch": epoch + loader.end_of_dataloader}
+                if ckpt is not None:
+                    ckpt.save(done["step"])
+    if ckpt is not None:
+        ckpt.close()
+    finish(accelerator.unwrap_model(model), done)
+
+
+def finish(model: Any, end: dict[str, Any]) -> None:
+    if env.get("RANK", "0") == "0":
+        with open(args.out, "w") as file:
+            json.dump({"weights": checksum(model.state_dict()), **end}, file)
+
+
 def main() -> None:
     kind, own, given = made(args.kind)
     theirs = args.dir / ("theirs-bare" if args.bare else "theirs")
@@ -170,6 +217,7 @@ def main() -> None:
         resume = str(given_dir)
         if not given_dir.exists():
             trainer.save_model(resume)
+            trainer.state.train_batch_size = 4
             trainer.state.save_to_json(f"{resume}/trainer_state.json")
     if not args.bare:
         from robust_slurm.integrations.transformers import RobustCallback
@@ -181,16 +229,13 @@ def main() -> None:
         {k: v for k, v in entry.items() if not k.endswith(drop)}
         for entry in trainer.state.log_history
     ]
-    end = {"weights": checksum(trainer.model.state_dict()), "loss": train_loss, "logs": logs}
-    end |= {"step": trainer.state.global_step, "epoch": trainer.state.epoch}
-    if env.get("RANK", "0") == "0":
-        with open(args.out, "w") as file:
-            json.dump(end, file)
+    end = {"loss": train_loss, "logs": logs, "step": trainer.state.global_step}
+    finish(trainer.model, {**end, "epoch": trainer.state.epoch})
 
 
 def checksum(state: dict[str, Tensor]) -> int:
     return zlib.crc32(b"".join(each.contiguous().numpy().tobytes() for each in state.values()))
 
 
-main()
+by_hand() if args.kind == "by_hand" else main()
 leave()

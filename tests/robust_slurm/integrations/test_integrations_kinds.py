@@ -41,7 +41,7 @@ LIGHTNING = (
 TRANSFORMERS = (
     "epochs", "steps", "plateau", "grouped", "early_stop", "stream", "short_stream", "workers",
     "persistent", "noisy", "noisy_workers", "bf16", "model_init", "resume_given", "own_loader",
-    "epochs*2", "steps*2",
+    "epochs*2", "steps*2", "by_hand",
 )  # fmt: skip
 WARNED = {
     ("lightning", "persistent_noisy"): "persistent workers",
