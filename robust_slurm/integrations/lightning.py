@@ -40,7 +40,7 @@ from .reader import Reader, ReaderOf
 try:
     from lightning.pytorch.callbacks import WeightAveraging
 except ImportError:  # before 2.6
-    WeightAveraging = type(None)  # type: ignore[assignment,misc]
+    WeightAveraging = type(None)
 
 KNOWN = "lightning 2.6.6 and 2.5.6"
 UNSUPPORTED = ("FSDPStrategy", "DeepSpeedStrategy", "XLAStrategy", "XLAFSDPStrategy")
@@ -94,7 +94,7 @@ class RobustCallback(Callback):
             loader = process(loader)
             return ReaderOf(self._reader(loader)) if trainer.training else loader
 
-        trainer.strategy.process_dataloader = processed  # type: ignore[method-assign]
+        trainer.strategy.process_dataloader = processed
         # First: callbacks are restored before their own on_fit_start, as Lightning does it.
         trainer.callbacks = [self, *_others(trainer)]
 
@@ -298,7 +298,7 @@ def _others(trainer: Trainer) -> list[Callback]:
 
 def _counts(trainer: Trainer) -> dict[str, Any]:
     """Return what the loops have counted, without the loaders' states, which the readers have."""
-    found = trainer.fit_loop.state_dict()
+    found: dict[str, Any] = trainer.fit_loop.state_dict()
     found["state_dict"].pop("combined_loader", None)
     return found
 

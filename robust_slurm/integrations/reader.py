@@ -67,9 +67,10 @@ class Reader:
         self._ended = False
 
     def _mark(self) -> dict[str, Any]:
-        found = {"passes": self._passes, "read": self._read, "taken": self.taken}
-        found |= {"begun": self._begun}
-        found |= {"pass": self._rng, "first": self._first_rng, "rng": rng.states()}
+        found: dict[str, Any] = {
+            "passes": self._passes, "read": self._read, "taken": self.taken, "begun": self._begun,
+            "pass": self._rng, "first": self._first_rng, "rng": rng.states(),
+        }  # fmt: skip
         return found if self._state is None else found | {"state": self._state.get()}
 
     def __iter__(self) -> Reader:
@@ -131,11 +132,13 @@ class Reader:
 class ReaderOf:
     """Stands in place of a dataloader: all but its iterator is the loader's own."""
 
+    _reader: Reader
+
     def __init__(self, reader: Reader) -> None:
         object.__setattr__(self, "_reader", reader)
 
     @property
-    def __class__(self) -> Any:  # isinstance() finds the loader's type
+    def __class__(self) -> Any:  # type: ignore[misc] # isinstance() finds the loader's type
         return type(self._reader.loader)
 
     def __getattr__(self, name: str) -> Any:

@@ -34,11 +34,11 @@ except ImportError as err:
     ) from err
 
 
-class RobustCheckpointManager(CheckpointManager):  # type: ignore[misc]
+class RobustCheckpointManager(CheckpointManager):
     """Saves model parts, optimizers, schedules, data loader, and the counts of steps and tokens."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(CheckpointManager.Config):  # type: ignore[misc]
+    class Config(CheckpointManager.Config):
         """The fields of CheckpointManager, and these."""
 
         directory: str | None = None

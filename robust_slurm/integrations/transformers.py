@@ -119,7 +119,7 @@ class RobustCallback(TrainerCallback):
             )
         # What the first call has made is used again: this object refers to it.
         schedule, make = trainer.lr_scheduler, trainer.model_init
-        trainer.create_scheduler = partial(self._on_create_scheduler, schedule)  # type: ignore[method-assign]
+        trainer.create_scheduler = partial(self._on_create_scheduler, schedule)
         trainer.model_init = None
         if handle := getattr(trainer, "neftune_hook_handle", None):
             handle.remove()  # train() adds it again
@@ -352,9 +352,10 @@ def _counters(trainer: Trainer) -> dict[str, Any]:
 def _updates_per_epoch(loader: Any, args: TrainingArguments, state: TrainerState) -> int:
     """Return how many optimizer steps transformers counts as an epoch."""
     try:
-        return max(math.ceil(len(loader) / args.gradient_accumulation_steps), 1)
+        batches = len(loader)
     except TypeError:  # a stream
-        return state.max_steps
+        return int(state.max_steps)
+    return max(math.ceil(batches / int(args.gradient_accumulation_steps)), 1)
 
 
 @contextlib.contextmanager

@@ -157,7 +157,9 @@ def by_hand() -> None:
 
     accelerator = Accelerator(
         cpu=True, gradient_accumulation_steps=2,
-        dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True),
+        dataloader_config=DataLoaderConfiguration(
+            use_stateful_dataloader=True, use_seedable_sampler=True
+        ),
     )  # fmt: skip
     model: Any = Model()
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.02)
@@ -175,6 +177,7 @@ def by_hand() -> None:
         )  # fmt: skip
         ckpt.resume()
     for epoch in range(done["epoch"], 4):
+        loader.set_epoch(epoch)
         for batch in loader:
             with accelerator.accumulate(model):
                 accelerator.backward(model(**batch)["loss"])
