@@ -79,6 +79,7 @@ class RobustCallback(Callback):
         self._phase: phase | None = None
         self._readers: list[Reader] = []
         self._limit_val: int | float | None = None
+        self._metrics: dict[str, Any] | None = None
 
     # -- what is saved
 
@@ -147,7 +148,7 @@ class RobustCallback(Callback):
             "should_stop": trainer.should_stop,
             "ahead": ahead,
             "readers": [] if self._over else [each.position(ahead) for each in self._readers],
-            "metrics": dict(trainer.callback_metrics) if _monitors(trainer) else {},
+            "metrics": _monitored(trainer),
             "callbacks": {
                 each.state_key: state for each in _others(trainer) if (state := each.state_dict())
             },
@@ -227,6 +228,8 @@ class RobustCallback(Callback):
             raise version_error(
                 "lightning", lightning.__version__, "resume at the batch after a saved step", KNOWN
             )
+        if trainer.fit_loop.epoch_loop.batch_progress.current.ready and _monitors(trainer):
+            self._metrics = {}
         rng.restore(self._rng)
 
     def _unlimit_val(self) -> None:
@@ -252,10 +255,25 @@ class RobustCallback(Callback):
             for text in {each.remark() for each in self._readers} - {""}:
                 self._checkpointer._say(text)
 
+    def on_train_batch_end(self, trainer: Trainer, *given: Any, **named: Any) -> None:
+        """Note the metrics of an epoch that was resumed, before its means are taken."""
+        if self._metrics is not None:
+            self._metrics = _monitored(trainer)
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to count the passes of a new epoch."""
         for each in self._readers:
             each.end_epoch()
+        before, self._metrics = self._metrics, None
+        if before is None or self._checkpointer is None:
+            return
+        means = [k for k, v in _monitored(trainer).items() if k not in before or v != before[k]]
+        if means:
+            self._checkpointer._say(
+                f"the mean of {', '.join(means)} over this epoch is that of the batches since the "
+                "restart, as Lightning saves none, and a callback or a schedule monitors it. "
+                "Monitor a metric of the validation instead"
+            )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the last step."""
@@ -268,6 +286,8 @@ class RobustCallback(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave that phase."""
+        if self._metrics is not None:
+            self._metrics = _monitored(trainer)
         if self._phase is not None:
             self._phase.__exit__()
             self._phase = None
@@ -308,10 +328,18 @@ def _batches(counts: dict[str, Any]) -> list[Any]:
     return [counts[name] for name in names]
 
 
-def _monitors(trainer: Trainer) -> bool:
-    """True if a metric of an earlier validation may be looked at later."""
-    plateau = any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)
-    return plateau or any(getattr(each, "monitor", None) for each in trainer.callbacks)
+def _monitors(trainer: Trainer) -> set[str]:
+    """Return the names of the metrics that schedules and callbacks look at."""
+    found = {config.monitor for config in trainer.lr_scheduler_configs if config.reduce_on_plateau}
+    found |= {getattr(each, "monitor", None) for each in trainer.callbacks}
+    return {name for name in found if isinstance(name, str)}
+
+
+def _monitored(trainer: Trainer) -> dict[str, Any]:
+    """Return the present values of these metrics."""
+    names = _monitors(trainer)
+    found = trainer.callback_metrics if names else {}
+    return {name: found[name].clone() for name in sorted(names) if name in found}
 
 
 def _private(owner: Any, name: str) -> Any:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from robust_slurm import CheckpointError
 from robust_slurm.checkpoint.capture import rng
 from robust_slurm.checkpoint.capture.object_state import LoaderState
 
@@ -122,8 +123,13 @@ class Reader:
             self._iterator = iter(self.loader)
             if at["read"]:
                 rng.restore(self._first_rng)
-            for _ in range(at["read"]):
-                next(self._iterator)
+            for done in range(at["read"]):
+                if next(self._iterator, self) is self:
+                    raise CheckpointError(
+                        f"the train dataloader ends after {done} batches, and {at['read']} of this "
+                        "epoch were trained when the step was saved. Use the same data, or another "
+                        "directory for a training with other data"
+                    )
         self._read, self.taken, self._begun = at["read"], at["taken"], at["begun"]
         self._cycling = "due" if self._passes > 1 else ""  # the first pass has ended: report it
         rng.restore(at["rng"])
@@ -137,8 +143,8 @@ class ReaderOf:
     def __init__(self, reader: Reader) -> None:
         object.__setattr__(self, "_reader", reader)
 
-    @property
-    def __class__(self) -> Any:  # type: ignore[misc] # isinstance() finds the loader's type
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # isinstance() finds the loader's type
         return type(self._reader.loader)
 
     def __getattr__(self, name: str) -> Any:

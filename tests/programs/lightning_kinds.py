@@ -88,7 +88,9 @@ class Module(pl.LightningModule):
         die()
         if isinstance(batch, dict):
             return self.loss(batch["a"]) + self.loss(batch["b"])
-        return self.loss(batch)
+        loss = self.loss(batch)
+        self.log("mean", loss, on_step=False, on_epoch=True)
+        return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         _, inputs, targets = batch
@@ -226,6 +228,10 @@ def kinds() -> dict[str, Callable[[], tuple[Any, dict[str, Any]]]]:
         "early_stop": lambda: (
             Module(),
             {"max_epochs": 9, "callbacks": [EarlyStopping("val", patience=1)]},
+        ),
+        "train_mean": lambda: (
+            Module(),
+            {"max_epochs": 9, "callbacks": [EarlyStopping("mean", patience=0)]},
         ),
         "ema": lambda: (Module(), epochs | {"callbacks": [Ema()]}),
         "weight_averaging": lambda: (Module(), epochs | {"callbacks": [averaging()]}),
