@@ -93,7 +93,7 @@ class RobustCallback(TrainerCallback):
         callbacks[:] = [self, *(each for each in callbacks if each is not self)]
         self._pending: dict[str, Any] | None = None
         self._saved, self._epoch, self._epoch_begun, self._looks = 0, -1, 0, 0
-        self._over, self._checked = False, True
+        self._over, self._checked, self._new_workers = False, True, False
         self._total: Any = None
         self._carried: Any = None
         self._begun_rng: dict[str, Any] = {}
@@ -164,6 +164,7 @@ class RobustCallback(TrainerCallback):
             pending = self._pending
             state.global_step = self._saved
             self._epoch, self._checked = pending["epoch"] - 1, pending["over"]
+            self._new_workers = True
             self._carried = pending["total"]
             for name, value in pending["counters"].items():
                 setattr(self._trainer, name, value)
@@ -232,11 +233,23 @@ class RobustCallback(TrainerCallback):
         pending = self._pending
         self._epoch, self._looks = self._epoch + 1, 0
         self._epoch_begun = state.global_step - (pending["steps"] if pending else 0)
-        if pending is not None and pending["steps"]:
+        if pending is None or not pending["steps"]:
+            self._make_workers()
+        if pending is None:
+            self._begun_rng = {"epoch": rng.states()}
+        else:
             self._begun_rng = pending["rng"]
             rng.restore(self._begun_rng["epoch"])
-        else:
-            self._begun_rng = {"epoch": rng.states()}
+
+    def _make_workers(self) -> None:
+        """Make the persistent workers that an epoch after a resume would have found, once: to make
+        them draws a random number."""
+        loader = getattr(self._loader, "base_dataloader", self._loader)
+        made, self._new_workers = self._new_workers, False
+        if made and self._epoch and getattr(loader, "persistent_workers", False):
+            before = rng.states()
+            iter(loader)
+            rng.restore(before)
 
     def _on_get_batch_samples(self, original: Callable[..., Any], *given: Any, **named: Any) -> Any:
         if self._checkpointer is None:
@@ -264,7 +277,6 @@ class RobustCallback(TrainerCallback):
         _set_callback_states(self._trainer, json.loads(pending["callbacks"]))
         if not pending["steps"]:
             rng.restore(self._rng)
-            self._begun_rng["batch"] = self._rng
             return fetch()
         rng.restore(self._begun_rng["batch"])  # the pass begins here, and batches are skipped
         with _told_once(self._loader, self._epoch):

@@ -269,8 +269,9 @@ def main() -> None:
 
         place = os.getpid() % 2  # before or after the others, that must not matter
         callbacks.insert(place, RobustCallback(directory=args.directory, every=1))
+    parallel = "ddp_find_unused_parameters_true" if args.kind == "manual" else "ddp"
     trainer = pl.Trainer(
-        accelerator="cpu", devices=world, strategy="ddp" if world > 1 else "auto", logger=False,
+        accelerator="cpu", devices=world, strategy=parallel if world > 1 else "auto", logger=False,
         callbacks=callbacks, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, default_root_dir=args.dir, **more,
     )  # fmt: skip

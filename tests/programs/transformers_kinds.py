@@ -227,7 +227,7 @@ def main() -> None:
 
         trainer.add_callback(RobustCallback(trainer, directory=args.directory, every=1))
     train_loss = trainer.train(resume_from_checkpoint=resume).training_loss
-    drop = ("runtime", "per_second")
+    drop = ("runtime", "per_second", "preparation_time")
     logs = [
         {k: v for k, v in entry.items() if not k.endswith(drop)}
         for entry in trainer.state.log_history

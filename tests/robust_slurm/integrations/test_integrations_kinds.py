@@ -93,8 +93,8 @@ def test_killed_it_ends_as_if_it_never_was(
         pytest.skip("Lightning has it since 2.6")
     name, _, ranks = kind.partition("*")
     forks, program = servers[framework], f"{framework}_kinds.py"
-    common = (f"--kind={name}", f"--directory={tmp_path / 'checkpoints'}")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
+    common = (f"--kind={name}", f"--directory={tmp_path / 'checkpoints'}", f"--out={killed}")
     world = int(ranks or 1)
     all_end_well(start(forks, program, tmp_path, world, *common, "--bare", f"--out={whole}"), WAIT)
     deaths = [random.randrange(2, BATCHES + 1) for _ in range(2)]
@@ -105,7 +105,7 @@ def test_killed_it_ends_as_if_it_never_was(
         for each in started:
             each.kill()
         said += started[0].err()
-    started = start(forks, program, tmp_path, world, *common, f"--out={killed}")
+    started = start(forks, program, tmp_path, world, *common)
     all_end_well(started, WAIT)
     said += started[0].err()
     lines = [line for line in said.splitlines() if line.startswith("robust-slurm: ")]
