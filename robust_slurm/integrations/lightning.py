@@ -368,7 +368,7 @@ def _refuse(trainer: Trainer) -> None:
     if "dataloader_iter" in signature(trainer.lightning_module.training_step).parameters:
         raise TypeError("training_step(dataloader_iter) is not supported: take a batch instead")
     for owner in [*trainer.callbacks, trainer.lightning_module, trainer.datamodule]:
-        if isinstance(owner, LearningRateFinder | BatchSizeFinder):
+        if isinstance(owner, (LearningRateFinder, BatchSizeFinder)):
             raise TypeError(
                 f"{type(owner).__name__} trains steps that are undone. Run it, or Tuner, with a "
                 "Trainer that has no RobustCallback, and pass what it found to this one"

@@ -441,6 +441,6 @@ def _same(one: Any, other: Any) -> bool:
     """True if two states of generators are equal."""
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(_same(v, other[k]) for k, v in one.items())
-    if isinstance(one, list | tuple):
+    if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(_same, one, other))
     return bool((one == other).all()) if hasattr(one, "shape") else bool(one == other)
