@@ -118,8 +118,8 @@ class RobustCallback(TrainerCallback):
                 f"step {self._saved} is resumed; resume_from_checkpoint={theirs!r} is not used"
             )
         # What the first call has made is used again: this object refers to it.
-        schedule, make = trainer.lr_scheduler, trainer.model_init
-        trainer.create_scheduler = partial(self._on_create_scheduler, schedule)
+        make, create = trainer.model_init, trainer.create_scheduler
+        trainer.create_scheduler = partial(self._on_create_scheduler, trainer.lr_scheduler)
         trainer.model_init = None
         if handle := getattr(trainer, "neftune_hook_handle", None):
             handle.remove()  # train() adds it again
@@ -131,8 +131,7 @@ class RobustCallback(TrainerCallback):
             try:
                 return original(self._here, *given[1:], **named)
             finally:
-                trainer.model_init, self._here = make, ""
-                del trainer.create_scheduler
+                trainer.model_init, trainer.create_scheduler, self._here = make, create, ""
 
     def _position(self, pending: dict[str, Any]) -> int:
         """Return the step that transformers makes epoch and batch of."""
@@ -258,7 +257,9 @@ class RobustCallback(TrainerCallback):
         if pending is not None:
             return self._go_on(pending, partial(original, *given, **named))
         self._begun_rng.setdefault("batch", rng.states())
-        self._save(over=False)
+        # transformers 4.57 asks again where no batch is left, before it ends the epoch.
+        if self._trainer.state.global_step - self._epoch_begun < self._updates:
+            self._save(over=False)
         self._looks += 1
         if not 1 < self._looks <= LOOKS:  # the first one begins the pass
             return original(*given, **named)
