@@ -3,7 +3,7 @@
 # make test    style, types and all tests (root for the tests that bring a Slurm up)
 # make test-kernel  the tests on nodes with kernels of their own, for real cgroups (root, x86-64, about 4 min)
 # make test-frameworks  the trainings of tests/…/test_integrations_kinds.py, with the pinned and an
-#              earlier release of Lightning and transformers, which pip installs (about 15 min)
+#              earlier release of Lightning and transformers, which pip installs (20 min beside other work)
 # make docs    the site into site/ (open site/index.html), after its generated pages; fails for a dead link
 # make picture the demo once more, and docs/demo.svg from what it printed (root)
 # make bench   short runs of all benchmarks; the real ones: .venv/bin/python -m bench.recovery

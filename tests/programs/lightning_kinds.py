@@ -211,6 +211,7 @@ def kinds() -> dict[str, Callable[[], tuple[Any, dict[str, Any]]]]:
     epochs = {"max_epochs": 4}
     return {
         "epochs": lambda: (Module(), epochs),
+        "ckpt_given": lambda: (Module(), epochs),
         "steps": lambda: (Module(), {"max_steps": 21}),
         "accumulate": lambda: (
             Module(),
@@ -249,6 +250,10 @@ def kinds() -> dict[str, Callable[[], tuple[Any, dict[str, Any]]]]:
             loaded(lambda: shuffled(StatefulDataLoader, num_workers=2)),
             epochs,
         ),
+        "stateful_noisy": lambda: (
+            loaded(lambda: StatefulDataLoader(Noisy(), batch_size=4, shuffle=True, num_workers=2)),
+            epochs,
+        ),
         "stream": lambda: (loaded(lambda: DataLoader(Stream(), batch_size=4)), epochs),
         "stream_steps": lambda: (
             loaded(lambda: DataLoader(Stream(), batch_size=4)),
@@ -261,7 +266,21 @@ def kinds() -> dict[str, Callable[[], tuple[Any, dict[str, Any]]]]:
     }
 
 
+def checkpoint_given() -> str:
+    """Return a checkpoint file of Lightning's own, after 3 steps."""
+    file = args.dir / "given.ckpt"
+    if not file.exists():
+        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        trainer = pl.Trainer(accelerator="cpu", max_steps=3, default_root_dir=args.dir, **quiet)
+        args.at = ""
+        trainer.fit(Module())
+        trainer.save_checkpoint(file)
+    seed(1)
+    return str(file)
+
+
 def main() -> None:
+    given = {"ckpt_path": checkpoint_given()} if args.kind == "ckpt_given" else {}
     module, more = kinds()[args.kind]()
     callbacks = more.pop("callbacks", []) if "callbacks" in more else []
     if not args.bare:

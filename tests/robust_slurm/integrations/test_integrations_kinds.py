@@ -35,9 +35,9 @@ IMPORTS = {
 LIGHTNING = (
     "epochs", "steps", "accumulate", "clip", "val_often", "val_by_steps", "manual", "plateau",
     "step_plateau", "early_stop", "ema", "weight_averaging", "swa", "swa_norm", "noisy", "workers",
-    "persistent", "persistent_noisy", "stateful", "stateful_workers", "stream", "stream_steps",
-    "two_loaders", "two_streams", "train_mean", "reload", "limited", "epochs*2", "accumulate*2",
-    "manual*2",
+    "persistent", "persistent_noisy", "stateful", "stateful_workers", "stateful_noisy", "stream",
+    "stream_steps", "two_loaders", "two_streams", "train_mean", "reload", "limited", "epochs*2",
+    "accumulate*2", "manual*2", "ckpt_given",
 )  # fmt: skip
 TRANSFORMERS = (
     "epochs", "steps", "plateau", "grouped", "early_stop", "stream", "short_stream", "workers",
