@@ -294,7 +294,7 @@ def main() -> None:
         callbacks=callbacks, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, default_root_dir=args.dir, **more,
     )  # fmt: skip
-    trainer.fit(module)
+    trainer.fit(module, **given)
     found = [
         module.state_dict(),
         *(each.state_dict() for each in callbacks if isinstance(each, Ema)),
