@@ -2,6 +2,8 @@
 # make check   style, types and the quick tests, before each commit (about 3 min)
 # make test    style, types and all tests (root for the tests that bring a Slurm up)
 # make test-kernel  the tests on nodes with kernels of their own, for real cgroups (root, x86-64, about 4 min)
+# make test-frameworks  the trainings of tests/…/test_integrations_kinds.py, with the pinned and an
+#              earlier release of Lightning and transformers, which pip installs (20 min beside other work)
 # make docs    the site into site/ (open site/index.html), after its generated pages; fails for a dead link
 # make picture the demo once more, and docs/demo.svg from what it printed (root)
 # make bench   short runs of all benchmarks; the real ones: .venv/bin/python -m bench.recovery
@@ -30,7 +32,7 @@ export PIP_ROOT_USER_ACTION = ignore
 # Set, it has every process compile anew what it imports: the tests start thousands.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check test test-kernel lint docs picture bench pyslurm setup packages clean distclean
+.PHONY: demo check test test-kernel test-frameworks lint docs picture bench pyslurm setup packages clean distclean
 
 demo: setup
 	@$(BIN)/python -m lab.demo
@@ -53,6 +55,14 @@ test: setup
 test-kernel: setup
 	ROBUST_TEST_KERNELS=1 $(BIN)/python -m pytest -q tests/cluster/lab/test_lab_kernels.py \
 	  tests/cluster/recovery/test_used_up_memory.py tests/cluster/gate/test_gate_epilog.py -k "kernel or real_cgroup or known_at_once"
+
+# The earlier releases lie before the installed ones on the path of these tests only.
+OLDER := lightning==2.5.6 transformers==4.57.6 accelerate==1.12.0 huggingface_hub==0.36.2 \
+  tokenizers==0.22.2
+test-frameworks: setup
+	@test -e .venv/older/.ready || { rm -rf .venv/older && \
+	  $(BIN)/pip install -q --no-compile --no-deps --target .venv/older $(OLDER) && touch .venv/older/.ready; }
+	ROBUST_TEST_OLDER=$(CURDIR)/.venv/older $(BIN)/python -m pytest -q tests/robust_slurm/integrations
 
 # The everyday loop: style, types, and the tests that take no seconds.
 check: setup

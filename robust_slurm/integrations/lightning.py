@@ -6,35 +6,61 @@
 
     trainer = Trainer(callbacks=[RobustCallback(directory="checkpoints")])
 
-A step is saved when Lightning has done all that belongs to it: after the validation that follows
-it, and after the hooks of an epoch that ends with it. Lightning's own hooks come too early for
-that, so the callback wraps five methods of the fit loop of this trainer while it fits.
+A step is saved when Lightning asks for the batch after it: then all that belongs to the step is
+done, also the validation and the hooks that follow it. So the callback stands between Lightning and
+the train dataloader, which ``Strategy.process_dataloader`` passes on.
+
+Used of Lightning: the hooks of Callback, attributes of Trainer and Strategy, and methods and
+attributes without an underscore of the loops ``trainer.fit_loop`` and ``fit_loop.epoch_loop``,
+whose classes are internal. ``PRIVATE`` names the rest, with the reasons.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+import warnings
+from inspect import signature
+from operator import attrgetter
 from typing import Any
 
 import lightning
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loops.loop import _Loop
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from robust_slurm import Checkpointer, CheckpointError, phase
 from robust_slurm.checkpoint.capture import rng
-from robust_slurm.checkpoint.capture.object_state import LoaderState
 
 from .held import Held, version_error
+from .reader import Reader, ReaderOf
 
-KNOWN = "lightning 2.6"
+try:
+    from lightning.pytorch.callbacks import WeightAveraging
+except ImportError:  # before 2.6
+    WeightAveraging = type(None)
+
+KNOWN = "lightning 2.6.6 and 2.5.6"
 UNSUPPORTED = ("FSDPStrategy", "DeepSpeedStrategy", "XLAStrategy", "XLAFSDPStrategy")
-_FINISHED = "_iterator_finished"  # in the state of torchdata's StatefulDataLoader
-_WRAPPED = {
-    "fit_loop": ("_load_combined_loader_states", "on_run_start", "on_advance_end"),
-    "epoch_loop": ("on_run_start", "on_advance_end"),
+LOADED = "_checkpoint_connector._loaded_checkpoint"
+AVERAGE = "_average_model"
+PRIVATE = {
+    f"Trainer.{LOADED}": "emptied: Lightning loads ckpt_path= after on_fit_start, over our step",
+    f"WeightAveraging.{AVERAGE}": "saved: its own hooks save it in a whole checkpoint only",
 }
+"""Private names of Lightning that are used, and why."""
+NEEDED = (
+    "strategy.process_dataloader",
+    "fit_loop.state_dict",
+    "fit_loop.load_state_dict",
+    "fit_loop.on_iteration_done",
+    "fit_loop.epoch_loop.restarting",
+    "fit_loop.epoch_loop.batch_progress.current.ready",
+)
+"""What is looked for in a Trainer before it trains."""
+NOT_RESUMABLE = "You're resuming from a checkpoint that ended before the epoch ended"
 
 
 class RobustCallback(Callback):
@@ -51,15 +77,40 @@ class RobustCallback(Callback):
         self._checkpointer: Checkpointer | None = None
         self._pending: dict[str, Any] | None = None
         self._phase: phase | None = None
-        self._unwrap: list[Callable[[], None]] = []
+        self._readers: list[Reader] = []
+        self._limit_val: int | float | None = None
+        self._metrics: dict[str, Any] | None = None
 
     # -- what is saved
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse what cannot be resumed, and have the train dataloaders pass through here."""
+        if stage != "fit":
+            return
+        _refuse(trainer)
+        self._trainer, self._readers = trainer, []
+        process = trainer.strategy.process_dataloader
+
+        def processed(loader: object) -> object:
+            loader = process(loader)
+            return ReaderOf(self._reader(loader)) if trainer.training else loader
+
+        trainer.strategy.process_dataloader = processed
+        # First: callbacks are restored before their own on_fit_start, as Lightning does it.
+        trainer.callbacks = [self, *_others(trainer)]
+
+    def _reader(self, loader: object) -> Reader:
+        if any(each.fetched for each in self._readers):
+            self._readers = []  # Trainer(reload_dataloaders_every_n_epochs=1) has made new ones
+        reader = Reader(loader, self._before_batch)
+        if self._pending is not None and not self._pending["over"]:
+            position = self._pending["readers"][len(self._readers)]
+            reader.resume(position)
+        self._readers.append(reader)
+        return reader
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Resume, before Lightning reads where to begin."""
-        _refuse(trainer)
-        self._trainer = trainer
-        self._begun: dict[str, Any] = {}
         self._pending, self._saved, self._over = None, 0, False
         self._held = Held(self._progress, self._keep)
         extra: dict[str, Any] = {"lightning": self._held}
@@ -69,6 +120,9 @@ class RobustCallback(Callback):
             extra["precision"] = trainer.precision_plugin
         if trainer.datamodule is not None and is_overridden("state_dict", trainer.datamodule):
             extra["datamodule"] = trainer.datamodule
+        for each in trainer.callbacks:
+            if isinstance(each, WeightAveraging):
+                extra[f"callback {each.state_key}"] = _private(each, AVERAGE)
         self._checkpointer = Checkpointer(
             model=trainer.strategy.model,
             optimizer=list(trainer.optimizers),
@@ -81,16 +135,20 @@ class RobustCallback(Callback):
         rng.restore(before)
         if self._saved:
             self._resume(trainer)
-        self._wrap(trainer)
 
     def _progress(self) -> dict[str, Any]:
         """Return the state of the trainer that is in no object of its own."""
         trainer = self._trainer
+        if not self._readers:  # no batch is read: callbacks may not have a state yet
+            return {}
+        ahead = 0 if self._over else self._ahead()
         return {
-            "loops": trainer.fit_loop.state_dict(),
+            "loops": _counts(trainer),
             "over": self._over,
             "should_stop": trainer.should_stop,
-            "begun": self._begun,
+            "ahead": ahead,
+            "readers": [] if self._over else [each.position(ahead) for each in self._readers],
+            "metrics": _monitored(trainer),
             "callbacks": {
                 each.state_key: state for each in _others(trainer) if (state := each.state_dict())
             },
@@ -104,108 +162,122 @@ class RobustCallback(Callback):
     def _resume(self, trainer: Trainer) -> None:
         pending = self._pending
         assert pending is not None
-        if trainer.ckpt_path and trainer.strategy.restore_checkpoint_after_setup:
-            raise CheckpointError(
-                f"step {self._saved} is resumed, and ckpt_path={trainer.ckpt_path!r} would be "
-                "loaded over it: call fit() without ckpt_path"
-            )
-        trainer._checkpoint_connector._loaded_checkpoint = {}  # of ckpt_path: the step is newer
+        if trainer.ckpt_path:
+            if trainer.strategy.restore_checkpoint_after_setup:
+                raise CheckpointError(
+                    f"step {self._saved} is resumed, and ckpt_path={trainer.ckpt_path!r} would be "
+                    "loaded over it: call fit() without ckpt_path"
+                )
+            connector, name = LOADED.split(".")
+            _private(trainer, LOADED)
+            setattr(getattr(trainer, connector), name, {})  # the step is newer
         for each in _others(trainer):
             if each.state_key in pending["callbacks"]:
                 each.load_state_dict(pending["callbacks"][each.state_key])
         trainer.should_stop = pending["should_stop"]
-        loops = trainer.fit_loop
-        loops.load_state_dict(pending["loops"])
-        # They are loaded when the pass over the data begins anew, and not twice.
-        pending["loaders"] = loops._combined_loader_states_to_load
-        loops._combined_loader_states_to_load = []
+        trainer.fit_loop.load_state_dict(pending["loops"])
         if pending["over"]:
             # The next epoch begins as after any other: nothing of the last one is repeated.
-            _Loop.restarting.fset(loops, False)
-            loops._resuming_from_checkpoint = False
+            trainer.fit_loop.on_iteration_done()
+            trainer.fit_loop.epoch_loop.restarting = False
+        # The positions of all loaders are exact.
+        warnings.filterwarnings("ignore", message=NOT_RESUMABLE)
 
-    def _wrap(self, trainer: Trainer) -> None:
-        fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
-
-        def wrap(loop: Any, name: str, inside: Callable[..., None]) -> None:
-            setattr(loop, name, partial(inside, getattr(loop, name)))
-            self._unwrap.append(lambda: delattr(loop, name))
-
-        def before_first_pass(load: Callable[[], None]) -> None:
-            load()
-            pending = self._pending
-            if pending is not None and not pending["over"] and trainer.current_epoch == 0:
-                rng.restore(pending["begun"]["pass"])
-            self._begun = {"pass": rng.states()}
-
-        def run_starts(original: Callable[[], None]) -> None:
-            original()
-            if self._pending is not None and self._pending["over"]:
-                rng.restore(self._rng)
-
-        def epoch_begins(original: Callable[[Any], None], fetcher: Any) -> None:
-            _refuse_loaders(fetcher)
-            pending, self._pending = self._pending, None
-            if pending is not None:
-                self._reposition(fetcher, pending)
-            elif trainer.current_epoch > 0:
-                self._begun = {"pass": rng.states()}
-            original(fetcher)
-            if pending is not None and not pending["over"]:
-                rng.restore(self._rng)
-                fit._restarting = False  # else the schedules of this epoch's end are left out
-            else:
-                self._begun["batch"] = rng.states()
-
-        def batch_ends(original: Callable[[Any], None], fetcher: Any) -> None:
-            if epoch._skip_next_val:  # no batch was run: a validation that was done is skipped
-                epoch._skip_next_val = False
-                return
-            original(fetcher)
-            stops = trainer.should_stop and fit._can_stop_early
-            if not epoch._is_training_done and not stops:
-                self._save(trainer, over=False)
-
-        def epoch_ends(original: Callable[[], None]) -> None:
-            original()
-            self._save(trainer, over=True)
-
-        wrap(fit, "_load_combined_loader_states", before_first_pass)
-        wrap(fit, "on_run_start", run_starts)
-        wrap(fit, "on_advance_end", epoch_ends)
-        wrap(epoch, "on_run_start", epoch_begins)
-        wrap(epoch, "on_advance_end", batch_ends)
-
-    def _reposition(self, fetcher: Any, pending: dict[str, Any]) -> None:
-        """Bring the data to their position: by a loader's state, or by reading up to it."""
-        loaders = fetcher.combined_loader.flattened
-        stateful = [each for each in loaders if _has_state(each)]
-        for loader, state in zip(stateful, pending["loaders"], strict=True):
-            LoaderState("loader", loader).put(_at_its_end(state) if pending["over"] else state)
-        if pending["over"]:  # Lightning begins the pass
-            self._begun = {"pass": rng.states()}
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Prepare the first batch after a resume."""
+        trainer.callbacks = [*_others(trainer), self]  # last: others are done when a fit ends
+        pending = self._pending
+        if pending is None or pending["over"]:
             return
-        self._begun = pending["begun"]
-        if stateful:
-            iter(fetcher)
+        # Lightning would go through the end of the last batch again if a validation was due there.
+        self._limit_val, trainer.limit_val_batches = trainer.limit_val_batches, 0
+        for each in trainer.callbacks:
+            if isinstance(each, StochasticWeightAveraging):
+                # It makes its scheduler at the start of an epoch, which has been.
+                groups = [dict(group) for group in trainer.optimizers[0].param_groups]
+                each.on_train_epoch_start(trainer, pl_module)
+                for group, saved in zip(trainer.optimizers[0].param_groups, groups, strict=True):
+                    group.update(saved)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin an epoch after one that was over."""
+        if self._pending is not None and self._pending["over"]:
+            self._pending = None
+            rng.restore(self._rng)
+
+    def _before_batch(self, reader: Reader) -> None:
+        """Save the step that is done; after a resume, be where it was saved."""
+        if reader is not self._readers[0]:  # Lightning reads from them in this order
             return
-        if self._trainer.current_epoch > 0:
-            rng.restore(self._begun["pass"])
-            iter(fetcher)
-        rng.restore(self._begun["batch"])
-        done = self._trainer.fit_loop.epoch_loop.batch_progress.current.ready
-        for _ in range(done):
-            next(fetcher)
-        fetcher.fetched -= done  # Lightning is about to add them
+        pending = self._pending
+        if pending is None:
+            # The batch that is read ahead when a pass begins comes before hooks of Lightning's.
+            if self._ahead() or all(each.has_length for each in self._readers):
+                self._save(over=False)
+        elif not pending["over"] and reader.fetched >= pending["ahead"]:
+            self._go_on(pending)
+
+    def _go_on(self, pending: dict[str, Any]) -> None:
+        trainer, self._pending = self._trainer, None
+        for each in self._readers:
+            each.go_to_position()
+        self._unlimit_val()
+        trainer.fit_loop.on_iteration_done()  # it is no restart to the end of this epoch
+        trainer.callback_metrics.update(pending["metrics"])
+        if _batches(_counts(trainer)) != _batches(pending["loops"]):
+            raise version_error(
+                "lightning", lightning.__version__, "resume at the batch after a saved step", KNOWN
+            )
+        if trainer.fit_loop.epoch_loop.batch_progress.current.ready and _monitors(trainer):
+            self._metrics = {}
+        rng.restore(self._rng)
+
+    def _unlimit_val(self) -> None:
+        if self._limit_val is not None:
+            self._trainer.limit_val_batches, self._limit_val = self._limit_val, None
+
+    def _ahead(self) -> int:
+        """Return how many batches are read and not trained: 1 where the length is unknown."""
+        if all(each.has_length for each in self._readers):
+            return 0
+        done: int = self._trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        return self._readers[0].taken - done
 
     # -- saving
 
-    def _save(self, trainer: Trainer, *, over: bool) -> None:
+    def _save(self, *, over: bool) -> None:
         """Save the step that is done. ``over``: the epoch is over as well."""
+        trainer = self._trainer
         if self._checkpointer is not None and trainer.global_step > self._saved:
             self._saved, self._over = trainer.global_step, over
             self._held.keep()
             self._checkpointer.save(self._saved)
+            for text in {each.remark() for each in self._readers} - {""}:
+                self._checkpointer._say(text)
+
+    def on_train_batch_end(self, trainer: Trainer, *given: Any, **named: Any) -> None:
+        """Note the metrics of an epoch that was resumed, before its means are taken."""
+        if self._metrics is not None:
+            self._metrics = _monitored(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin to count the passes of a new epoch."""
+        for each in self._readers:
+            each.end_epoch()
+        before, self._metrics = self._metrics, None
+        if before is None or self._checkpointer is None:
+            return
+        means = [k for k, v in _monitored(trainer).items() if k not in before or v != before[k]]
+        if means:
+            self._checkpointer._say(
+                f"the mean of {', '.join(means)} over this epoch is that of the batches since the "
+                "restart, as Lightning saves none, and a callback or a schedule monitors it. "
+                "Monitor a metric of the validation instead"
+            )
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save the last step."""
+        self._save(over=True)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Enter a phase in which no steps are expected."""
@@ -214,6 +286,8 @@ class RobustCallback(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave that phase."""
+        if self._metrics is not None:
+            self._metrics = _monitored(trainer)
         if self._phase is not None:
             self._phase.__exit__()
             self._phase = None
@@ -229,9 +303,10 @@ class RobustCallback(Callback):
         self._end(None)
 
     def _end(self, error: BaseException | None) -> None:
-        for undo in self._unwrap:
-            undo()
-        self._unwrap.clear()
+        if "_trainer" in vars(self):
+            vars(self._trainer.strategy).pop("process_dataloader", None)
+            self._unlimit_val()
+        self._readers = []
         checkpointer, self._checkpointer = self._checkpointer, None
         if checkpointer is not None:
             checkpointer.__exit__(None if error is None else type(error), error, None)
@@ -241,51 +316,69 @@ def _others(trainer: Trainer) -> list[Callback]:
     return [each for each in trainer.callbacks if not isinstance(each, RobustCallback)]
 
 
-def _at_its_end(state: Any) -> Any:
-    """Return a loader's state at the end of an epoch, so that its next pass is a new one.
-
-    Lightning may end an epoch without asking for a batch beyond the last one (after a resume within
-    an epoch it counts batches). Then the loader has not seen the end, and the next epoch would have
-    no batch.
-    """
-    known = isinstance(state, dict) and _FINISHED in state
-    return {**state, _FINISHED: True} if known else state
+def _counts(trainer: Trainer) -> dict[str, Any]:
+    """Return what the loops have counted, without the loaders' states, which the readers have."""
+    found: dict[str, Any] = trainer.fit_loop.state_dict()
+    found["state_dict"].pop("combined_loader", None)
+    return found
 
 
-def _has_state(loader: Any) -> bool:
-    return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+def _batches(counts: dict[str, Any]) -> list[Any]:
+    names = ("epoch_progress", "epoch_loop.batch_progress", "epoch_loop.state_dict")
+    return [counts[name] for name in names]
+
+
+def _monitors(trainer: Trainer) -> set[str]:
+    """Return the names of the metrics that schedules and callbacks look at."""
+    found = {config.monitor for config in trainer.lr_scheduler_configs if config.reduce_on_plateau}
+    found |= {getattr(each, "monitor", None) for each in trainer.callbacks}
+    return {name for name in found if isinstance(name, str)}
+
+
+def _monitored(trainer: Trainer) -> dict[str, Any]:
+    """Return the present values of these metrics."""
+    names = _monitors(trainer)
+    found = trainer.callback_metrics if names else {}
+    return {name: found[name].clone() for name in sorted(names) if name in found}
+
+
+def _private(owner: Any, name: str) -> Any:
+    """Return a private attribute. Raises RuntimeError if this release has none of that name."""
+    try:
+        return attrgetter(name)(owner)
+    except AttributeError:
+        lacking = f"{type(owner).__name__}.{name}"
+        raise version_error("lightning", lightning.__version__, lacking, KNOWN) from None
 
 
 def _refuse(trainer: Trainer) -> None:
     """Raise for whatever a resume could not restore exactly."""
-    loops = {"fit_loop": trainer.fit_loop, "epoch_loop": trainer.fit_loop.epoch_loop}
-    for name, methods in _WRAPPED.items():
-        for method in methods:
-            if not hasattr(loops[name], method):
-                raise version_error("lightning", lightning.__version__, f"{name}.{method}", KNOWN)
+    for name in NEEDED:
+        _private(trainer, name)
     strategy = type(trainer.strategy).__name__
     if strategy in UNSUPPORTED:
         raise TypeError(
             f"{strategy} is not supported; use DDPStrategy or ModelParallelStrategy (FSDP2)"
         )
+    if trainer.reload_dataloaders_every_n_epochs > 1:
+        raise TypeError(
+            "reload_dataloaders_every_n_epochs counts from the epoch that is resumed, so data "
+            "would be reloaded in other epochs. Use 0 or 1"
+        )
+    if "dataloader_iter" in signature(trainer.lightning_module.training_step).parameters:
+        raise TypeError("training_step(dataloader_iter) is not supported: take a batch instead")
     for owner in [*trainer.callbacks, trainer.lightning_module, trainer.datamodule]:
+        if isinstance(owner, (LearningRateFinder, BatchSizeFinder)):
+            raise TypeError(
+                f"{type(owner).__name__} trains steps that are undone. Run it, or Tuner, with a "
+                "Trainer that has no RobustCallback, and pass what it found to this one"
+            )
+        theirs = getattr(type(owner), "on_load_checkpoint", None)
+        if theirs is getattr(WeightAveraging, "on_load_checkpoint", owner):
+            continue  # what it saves there is in extra
         if is_overridden("on_load_checkpoint", owner):
             raise TypeError(
                 f"{type(owner).__name__} restores state in on_load_checkpoint(), from a whole "
                 "checkpoint, which no step has. Use state_dict() and load_state_dict() (in a "
                 "module: buffers), or pass what it keeps to RobustCallback(extra={...})"
             )
-
-
-def _refuse_loaders(fetcher: Any) -> None:
-    """Raise where it cannot be known which batch was trained last."""
-    if type(fetcher).__name__ == "_DataLoaderIterDataFetcher":
-        raise TypeError("training_step(dataloader_iter) is not supported: take a batch instead")
-    states = [_has_state(each) for each in fetcher.combined_loader.flattened]
-    if any(states) and not all(states):
-        raise TypeError("some train dataloaders have a state_dict() and some have none")
-    if any(states) and fetcher.length is None:
-        raise TypeError(
-            "Lightning reads one batch ahead of a train dataloader without a length, so its "
-            "state_dict() is one batch late. Give its dataset a __len__"
-        )

@@ -1,77 +1,112 @@
-"""torchtitan: its trainer saves every step here, and resumes here first.
+"""torchtitan: a CheckpointManager that saves every step here as well, and resumes here first.
 
 ::
 
-    from robust_slurm.integrations.torchtitan import attach
+    from robust_slurm.integrations.torchtitan import RobustCheckpointManager
 
-    trainer = config.build()
-    attach(trainer, directory="checkpoints")
+    trainer = Trainer.Config(
+        checkpoint=RobustCheckpointManager.Config(directory="checkpoints"), ...
+    ).build()
     trainer.train()
 
-torchtitan's own checkpoints stay as they are configured: they are loaded where there is no step of
-ours, and written as before. Nothing of torchtitan is imported here.
+torchtitan's own checkpoints are as its fields configure them (``enable``, ``interval``, ...): they
+are loaded where there is no step of ours, and written as before.
 """
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 from robust_slurm import Checkpointer
 
 from .held import Held, version_error
 
-KNOWN = "torchtitan 0.3"
-_NEEDED = ("model_parts", "optimizers", "lr_schedulers", "dataloader", "checkpointer")
+KNOWN = "torchtitan 0.3.0"
+
+try:
+    from torchtitan.components.checkpoint import CheckpointManager
+except ImportError as err:
+    raise version_error(
+        "torchtitan", version("torchtitan"), "components.checkpoint.CheckpointManager", KNOWN
+    ) from err
 
 
-def attach(trainer: Any, *, extra: dict[str, Any] | None = None, **options: Any) -> Checkpointer:
-    """Have torchtitan's trainer save every step, and resume, by a Checkpointer; return that.
+class RobustCheckpointManager(CheckpointManager):
+    """Saves model parts, optimizers, schedules, data loader, and the counts of steps and tokens."""
 
-    ``trainer``: a ``torchtitan.trainer.Trainer`` before ``train()``. ``extra`` and ``options``: as
-    of ``robust_slurm.Checkpointer`` (``directory``, ``every``, ``keep``, ``mesh``, ...). Saved are
-    model parts, optimizers, schedules, data loader, and the trainer's counts of steps and tokens.
+    @dataclass(kw_only=True, slots=True)
+    class Config(CheckpointManager.Config):
+        """The fields of CheckpointManager, and these."""
 
-    Raises RuntimeError for another release of torchtitan, and what Checkpointer raises.
-    """
-    for name in _NEEDED:
-        if not hasattr(trainer, name):
-            raise version_error("torchtitan", "this release", f"Trainer.{name}", KNOWN)
-    if getattr(trainer.dataloader, "snapshot_every_n_steps", 1) != 1:
-        # Else its workers read all samples again since their last snapshot, or since the start.
-        trainer.dataloader.snapshot_every_n_steps = 1
-    counts = Held(trainer.state_dict, trainer.load_state_dict)
-    checkpointer = Checkpointer(
-        model=_one_or_all(trainer.model_parts),
-        # Not the container: its state_dict() runs an optimizer step if there is no state yet.
-        optimizer=_one_or_all(trainer.optimizers.optimizers),
-        loader=trainer.dataloader,
-        extra={
-            "train_state": counts,
-            **{f"scheduler{i}": each for i, each in enumerate(trainer.lr_schedulers.schedulers)},
-            **(extra or {}),
-        },
-        **options,
-    )
-    theirs = trainer.checkpointer
-    load, save, close = theirs.load, theirs.save, theirs.close
+        directory: str | None = None
+        """Directory of the durable checkpoints, as of ``robust_slurm.Checkpointer``."""
 
-    def load_newest(step: int = -1) -> Any:
-        return checkpointer.resume() > 0 or load(step=step)
+        every: int | None = None
+        """Steps between durable checkpoints, as of ``robust_slurm.Checkpointer``."""
 
-    def save_both(curr_step: int, last_step: bool = False) -> Any:
-        saved = save(curr_step, last_step=last_step)
-        counts.keep()
-        checkpointer.save(curr_step)
+        keep: int | None = None
+        """How many durable checkpoints are kept, as of ``robust_slurm.Checkpointer``."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        dataloader: Any,
+        model_parts: Any,
+        optimizers: Any,
+        lr_schedulers: Any,
+        states: dict[str, Any],
+        **more: Any,
+    ) -> None:
+        train_state = states["train_state"]
+        given = {"dataloader": dataloader, "model_parts": model_parts, "optimizers": optimizers}
+        super().__init__(config, **given, lr_schedulers=lr_schedulers, states=states, **more)
+        if getattr(dataloader, "snapshot_every_n_steps", 1) != 1:
+            # Else its workers read all samples again since their last snapshot, or since the start.
+            dataloader.snapshot_every_n_steps = 1
+        self._counts = Held(train_state.state_dict, train_state.load_state_dict)
+        self._objects = {
+            "model": _one_or_all(model_parts),
+            # Not the container: its state_dict() runs an optimizer step if there is no state yet.
+            "optimizer": _one_or_all(optimizers.optimizers),
+            "loader": dataloader,
+        }
+        self._schedules = {f"scheduler{i}": x for i, x in enumerate(lr_schedulers.schedulers)}
+        self._config = config
+        self._checkpointer: Checkpointer | None = None
+
+    def options(self) -> dict[str, Any]:
+        """Return more keywords for ``robust_slurm.Checkpointer``; override it for ``mesh``."""
+        config = self._config
+        return {"directory": config.directory, "every": config.every, "keep": config.keep}
+
+    # torchtitan's methods do nothing unless its own checkpoints are enabled; these do.
+
+    def load(self, step: int = -1) -> bool:
+        """Resume here; where there is no step, load torchtitan's checkpoint."""
+        options = self.options()
+        extra = {"train_state": self._counts, **self._schedules, **options.pop("extra", {})}
+        self._checkpointer = Checkpointer(**self._objects, extra=extra, **options)
+        return self._checkpointer.resume() > 0 or bool(super().load(step))
+
+    def save(self, curr_step: int, last_step: bool = False) -> bool:
+        """Save torchtitan's checkpoint if it is due, and this step here."""
+        saved = bool(super().save(curr_step, last_step))
+        if self._checkpointer is not None:  # else it is a seed checkpoint
+            self._counts.keep()
+            self._checkpointer.save(curr_step)
         return saved
 
-    def close_both() -> None:
-        # The trainer is closed for an error, too: that must not wait for the other ranks.
-        checkpointer.__exit__(*sys.exc_info())
-        close()
-
-    theirs.load, theirs.save, theirs.close = load_newest, save_both, close_both
-    return checkpointer
+    def close(self) -> None:
+        """Write the last step to disk and end."""
+        checkpointer = getattr(self, "_checkpointer", None)
+        if checkpointer is not None:
+            # The trainer is closed for an error, too: that must not wait for the other ranks.
+            checkpointer.__exit__(*sys.exc_info())
+        super().close()
 
 
 def _one_or_all(found: Any) -> Any:

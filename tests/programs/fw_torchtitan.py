@@ -138,6 +138,13 @@ def main() -> None:
     del llama.model.layers[1:]
     for layer in llama.model.layers:
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
+    ours: dict[str, Any] = {}
+    if not args.bare:
+        from robust_slurm.integrations.torchtitan import RobustCheckpointManager
+
+        ours["checkpoint"] = RobustCheckpointManager.Config(
+            directory=args.directory, every=args.every
+        )
     trainer: Any = Trainer.Config(
         model_spec=llama, tokenizer=NoTokens.Config(), loss=CrossEntropyLoss.Config(),
         optimizer=default_adamw(lr=8e-3), lr_scheduler=LRSchedulersContainer.Config(warmup_steps=3),
@@ -149,15 +156,11 @@ def main() -> None:
         metrics=MetricsProcessor.Config(log_freq=1), dump_folder=str(args.dir),
         # Its default wants a later torch than 2.13 for more than one rank.
         parallelism=ParallelismConfig(spmd_backend="partial_dtensor"),
-        activation_checkpoint=None, debug=DebugConfig(seed=1),
+        activation_checkpoint=None, debug=DebugConfig(seed=1), **ours,
     ).build()  # fmt: skip
     for module in trainer.model_parts[0].modules():
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)  # its own operation is NCCL's
-    if not args.bare:
-        from robust_slurm.integrations.torchtitan import attach
-
-        attach(trainer, directory=args.directory, every=args.every)
     ids: list[int] = []
     losses: list[float] = []
     process, log, step = trainer.post_dataloading_process, trainer.metrics_processor.log, None

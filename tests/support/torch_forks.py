@@ -77,10 +77,12 @@ def _contents(file: int) -> str:
 class TorchForks:
     """The process that forks. Use it as a context; what still runs is killed at its end."""
 
-    def __init__(self, *modules: str) -> None:
-        """``modules``: what else to import in the process that forks."""
+    def __init__(self, *modules: str, path: str = "") -> None:
+        """``modules``: what else to import in the process that forks. ``path``: a directory of
+        packages that come before the installed ones."""
         env = {k: v for k, v in os.environ.items() if not k.startswith(("ROBUST_", "SLURM_"))}
-        env |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+        before = f"{path}:" if path else ""
+        env |= {"PYTHONPATH": f"{before}{REPOSITORY}", "OMP_NUM_THREADS": "1"}
         self._dir = tempfile.TemporaryDirectory(prefix="forks-")
         self.python = writer_by_fork.stand_in(self._dir.name)
         """An interpreter whose writers of durable steps are forks, too."""

@@ -1,19 +1,19 @@
-"""torchtitan's Trainer (the real one) with attach(): killed, it ends as if nothing had happened."""
+"""torchtitan's Trainer (the real one) with our manager: killed, it ends as if undisturbed."""
 
 from __future__ import annotations
 
+import importlib
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType
 
 import pytest
 from ckpt_jobs import read_lines
 from extras import needs
 from framework_runs import run, undisturbed
 from torch_forks import TorchForks
-
-from robust_slurm.integrations.torchtitan import attach
 
 pytestmark = [pytest.mark.slow, needs("torchtitan", "frameworks")]
 STEPS = 8
@@ -47,6 +47,10 @@ def test_killed_it_ends_as_if_it_never_was(forks: TorchForks, tmp_path: Path) ->
             assert first == f"{start} {READ * resumed[start]}"  # nothing trained is read again
 
 
-def test_another_release_is_refused() -> None:
-    with pytest.raises(RuntimeError, match=r"torchtitan.*model_parts.*tested with"):
-        attach(SimpleNamespace())
+def test_another_release_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose CheckpointManager is elsewhere."""
+    monkeypatch.delitem(sys.modules, "robust_slurm.integrations.torchtitan", raising=False)
+    for name in ("torchtitan", "torchtitan.components", "torchtitan.components.checkpoint"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    with pytest.raises(RuntimeError, match=r"torchtitan 0\.\S+ has no .*CheckpointManager.*tested"):
+        importlib.import_module("robust_slurm.integrations.torchtitan")

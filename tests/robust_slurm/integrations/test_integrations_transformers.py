@@ -43,3 +43,37 @@ def test_killed_it_ends_as_if_it_never_was(
     again = run(forks, PROGRAM, tmp_path / "killed", 14, kills, *options)
     assert list(whole.curve) == list(range(1, steps + 1))
     assert again == whole, f"killed in steps {kills}"
+
+
+REFUSED = """
+import tempfile, torch
+from transformers import Trainer, TrainingArguments
+from robust_slurm.integrations.transformers import RobustCallback
+
+def trainer(**options):
+    args = TrainingArguments(tempfile.mkdtemp(), use_cpu=True, **options)
+    made = Trainer(torch.nn.Linear(1, 1), args, train_dataset=[0])
+    made.add_callback(RobustCallback(made, directory="unused"))
+    return made
+
+for name in ("auto_find_batch_size", "ignore_data_skip"):
+    try:
+        trainer(**{name: True}).train()
+    except TypeError as error:
+        print(error)
+del Trainer._load_from_checkpoint
+try:
+    trainer()
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_what_cannot_be_resumed_is_refused_by_name(forks: TorchForks) -> None:
+    """And a release that lacks what is used, by the name of that and of the release."""
+    done = forks.start(REFUSED)
+    assert done.wait() == 0, done.err()
+    batch, skip, release = done.out().splitlines()
+    assert batch.startswith("auto_find_batch_size is not") and skip.startswith("ignore_data_skip")
+    assert "has no Trainer._load_from_checkpoint" in release
+    assert "tested with transformers 5.23.0 and 4.57.6" in release
