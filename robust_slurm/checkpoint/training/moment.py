@@ -13,6 +13,7 @@ from ..capture.sharing import Fingerprint
 from ..capture.state import Item, State
 from ..copying.expected import Expected
 from ..copying.form import Form
+from ..copying.portions import CALL
 from ..copying.sample import TensorSample
 from ..format.layout import Snapshot
 
@@ -21,7 +22,6 @@ WHOLE = 1 << 16  # bytes on the host that are summed up at such a step; of more,
 BRIEF = 2 << 20
 """Bytes on the host that save() copies itself at each step: that takes 0.1 to 0.2 ms, no more than
 to look at them, and no later write can spoil the copy."""
-CALL = 64 << 10  # bytes that are copied in the time that one tensor costs
 
 
 class Moment(NamedTuple):
