@@ -11,6 +11,7 @@ import torch
 
 from ..capture.sharing import Fingerprint
 from ..capture.state import Item, State
+from ..copying import gpu
 from ..copying.expected import Expected
 from ..copying.form import Form
 from ..copying.portions import CALL
@@ -174,7 +175,7 @@ class Moments:
 
 def is_brief(late: Sequence[torch.Tensor]) -> bool:
     """True if save() copies these tensors in no more time than it would take to look at them."""
-    return sum(t.nbytes + CALL for t in late) <= BRIEF and all(t.is_cpu for t in late)
+    return sum(t.nbytes + CALL for t in late) <= BRIEF and not gpu.devices_of(late)
 
 
 def _same(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
