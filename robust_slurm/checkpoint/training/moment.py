@@ -175,7 +175,8 @@ class Moments:
 
 def is_brief(late: Sequence[torch.Tensor]) -> bool:
     """True if save() copies these tensors in no more time than it would take to look at them."""
-    return sum(t.nbytes + CALL for t in late) <= BRIEF and not gpu.devices_of(late)
+    few = len(late) * CALL <= BRIEF  # or to add up their sizes would take longer than all else
+    return few and sum(t.nbytes + CALL for t in late) <= BRIEF and not gpu.devices_of(late)
 
 
 def _same(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
