@@ -1,6 +1,6 @@
 """Keeps data processes as robust-task does, with its code.
 
-``python -m bench.data.process DIR [forget]``.
+``python -m bench.data.process DIR``.
 
 Ranks with ROBUST_BEAT_DIR=DIR find it. Deaths have no limit here: they are the benchmark's own.
 """
@@ -29,12 +29,10 @@ STARTS_WITHIN = 60.0
 class Kept:
     """The process that keeps them, from the benchmark's side."""
 
-    def __init__(self, directory: Path, *, forget: bool = False) -> None:
-        """``forget``: a process that dies leaves no steps to the next one."""
+    def __init__(self, directory: Path) -> None:
         directory.mkdir(mode=0o700)
         self.environ = {"ROBUST_BEAT_DIR": str(directory)}
         argv = [sys.executable, "-m", "bench.data.process", str(directory)]
-        argv += ["forget"] if forget else []
         self._process = subprocess.Popen(argv, cwd=REPOSITORY, start_new_session=True)
         self.pid = self._process.pid
         until = time.monotonic() + STARTS_WITHIN
@@ -99,12 +97,9 @@ def shared_mb(pids: Iterable[int]) -> float:
     return sum(found.values()) / 1e6
 
 
-def main(directory: Path, *, forget: bool = False) -> None:
+def main(directory: Path) -> None:
     """Keep until SIGTERM."""
-    if forget:  # as after a second death in ten minutes
-        data_process.DEATHS, data_process.BACKOFF = 1 << 20, 0.0
-    else:
-        data_process.WITHIN = 0.0
+    data_process.WITHIN = 0.0
     loop = Loop()
     made = door.DataDoor(loop, directory, secrets.token_bytes(32))
     loop.on_signals([signal.SIGTERM], lambda _: loop.stop())
@@ -116,4 +111,4 @@ def main(directory: Path, *, forget: bool = False) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), forget="forget" in sys.argv[2:])
+    main(Path(sys.argv[1]))

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 EARLY, LATE = 1, 7
 """Steps at which partial writes begin: while every snapshot is watched, and long after."""
 WIDTH, LARGE_WIDTH = 24, 1024
-"""Widths of a layer. A snapshot has some KB, or 8 to 30 MB: over 2 MB save() sums up a part."""
+"""Widths of a layer. A snapshot has some KB, or 8 to 30 MB: over 2 MB it is copied beside the
+training."""
 
 
 @dataclass(frozen=True, slots=True)

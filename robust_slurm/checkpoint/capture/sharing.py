@@ -136,21 +136,15 @@ class Fingerprint:
         self._sample = TensorSample([tensor for _, tensor in self._tensors])
         self._portions = Portions(self._sample.tensors)
 
-    @property
-    def tensors(self) -> Sequence[torch.Tensor]:
-        return self._sample.tensors
-
-    def take(
-        self, *, whole: bool, sampled: list[torch.Tensor] | None = None, step: int | None = None
-    ) -> Callable[[], int]:
+    def take(self, *, whole: bool, step: int | None = None) -> Callable[[], int]:
         """Begin a checksum in the training's thread. Return what ends it, in any thread.
 
         ``whole``: of all bytes. Tensors on a device are read there, in its current stream.
-        ``sampled``: their sample, if it was taken. ``step``: chooses the portion; None: none."""
+        ``step``: chooses the portion; None: none."""
         parts: list[torch.Tensor] = []
         here: list[tuple[Entry, torch.Tensor]] = []
         if not whole:
-            parts = self._sample.take() if sampled is None else sampled
+            parts = self._sample.take()
             if step is not None:
                 portion = self._portions.take(turn(step, len(self._portions.runs)))
                 parts = [*parts, *(each.view(torch.uint8) for each in portion)]

@@ -127,18 +127,12 @@ class State:
         self._shared = shared
         self._fingerprint = Fingerprint([leaf.item[:2] for leaf in shared])
 
-    def shared_tensors(self) -> Sequence[torch.Tensor]:
-        """Return the shared tensors of the state last captured."""
-        return self._fingerprint.tensors if self.share is not None else ()
-
-    def fingerprint(
-        self, *, whole: bool, sampled: list[torch.Tensor] | None = None, step: int | None = None
-    ) -> Callable[[], int]:
+    def fingerprint(self, *, whole: bool, step: int | None = None) -> Callable[[], int]:
         """Return the function that computes the checksum of the shared tensors last captured, as
         this rank holds them; -1: none is shared. See ``Fingerprint.take``."""
         if self.share is None:
             return lambda: -1
-        return self._fingerprint.take(whole=whole, sampled=sampled, step=step)
+        return self._fingerprint.take(whole=whole, step=step)
 
     def still_there(self) -> bool:
         """True if parameters and optimizer state lie where ``capture`` found them."""

@@ -84,11 +84,6 @@ def sums(of: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [torch.stack(list(those)) for _, those in by_device]
 
 
-def differing(runs: Sequence[Run], one: torch.Tensor, other: torch.Tensor) -> list[int]:
-    """Indices of the tensors whose sums differ, ascending."""
-    return sorted({runs[i].owner for i in (one != other).nonzero().flatten().tolist()})
-
-
 def _count(tensor: torch.Tensor) -> int:
     """Number of whole words of a tensor; 0 where torch cannot read words without a copy."""
     there = tensor.is_contiguous() and tensor.storage_offset() * tensor.itemsize % WORD == 0

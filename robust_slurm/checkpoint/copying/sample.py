@@ -55,27 +55,6 @@ class TensorSample:
         return sorted({self._owners[i] for i in (one != other).nonzero().flatten().tolist()})
 
 
-class Joint:
-    """Samples of two lists of tensors, taken at once."""
-
-    def __init__(self, ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> None:
-        self.ones, self.others = ones, others
-        self._sample = TensorSample([*ones, *others])
-        count = len(ones)
-        self.order = [i - count for i in self._sample.order if i >= count]
-        """That of the sample of ``others`` alone."""
-        self._cuts = [
-            sum(item.tensor.itemsize for item in those if item.owner < count)
-            for _, those in groupby(self._sample._items, key=lambda item: item.tensor.device)
-        ]
-
-    def take(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return the two results of ``TensorSample.take``: of ``ones``, and of ``others``."""
-        taken = list(zip(self._sample.take(), self._cuts, strict=True))
-        ones, others = [part[:at] for part, at in taken], [part[at:] for part, at in taken]
-        return [each for each in ones if len(each)], [each for each in others if len(each)]
-
-
 def on_host(taken: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the parts from ``take`` as one tensor on the host, after a wait for the devices."""
     parts = []

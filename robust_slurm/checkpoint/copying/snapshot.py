@@ -100,7 +100,6 @@ class Copy:
             _copy(slot.late, late, non_blocking=bool(devices))
             gpu.drain(devices)
             self.late = self._sources = []
-            self._versions = []
             return
         # No tensor's memory is given to others meanwhile: ``late`` holds it until all is copied.
         self._ready = {device: gpu.event(gpu.cuda.current_stream(device)) for device in devices}

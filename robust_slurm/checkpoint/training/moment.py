@@ -11,14 +11,18 @@ import torch
 
 from ..capture.sharing import Fingerprint
 from ..capture.state import Item, State
+from ..copying import gpu
 from ..copying.expected import Expected
 from ..copying.form import Form
-from ..copying.portions import Portions
-from ..copying.sample import Joint
+from ..copying.portions import CALL
+from ..copying.sample import TensorSample
 from ..format.layout import Snapshot
 
 SMALL = 1 << 20  # bytes of a tensor that is cloned at each step that is not saved
 WHOLE = 1 << 16  # bytes on the host that are summed up at such a step; of more, only a few items
+BRIEF = 2 << 20
+"""Bytes on the host that save() copies itself at each step: that takes 0.1 to 0.2 ms, no more than
+to look at them, and no later write can spoil the copy."""
 
 
 class Moment(NamedTuple):
@@ -65,9 +69,7 @@ class Moments:
         self._encoded: dict[str, tuple[Any, str]] = {}
         self._live: list[torch.Tensor] = []
         self._fingerprint = Fingerprint([])  # of those
-        self._joint = Joint((), ())
-        self._portions = Portions([])  # of its ``others``
-        self._turn = 0
+        self._sample = TensorSample([])  # of ``late``
 
     @property
     def steady(self) -> bool:
@@ -110,16 +112,12 @@ class Moments:
         """Read the state that was captured last. Return the function that computes the checksum of
         all that is shared (see ``Fingerprint``), and what the copy of ``late`` is compared with:
         None if ``late`` is ``copied`` inside save(). Only then may ``whole`` be true."""
+        same = self._state.fingerprint(whole=whole, step=step)
         if copied:
-            return self._state.fingerprint(whole=whole, step=step), None
-        shared, joint = self._state.shared_tensors(), self._joint
-        if not (_same(late, joint.others) and _same(shared, joint.ones)):
-            joint = self._joint = Joint(shared, late)
-            self._portions = Portions(late)
-        self._turn = (self._turn + 1) % len(self._portions.runs)
-        sampled, items = joint.take()
-        same = self._state.fingerprint(whole=False, sampled=sampled, step=step)
-        return same, Expected(items, joint.order, self._portions, self._turn)
+            return same, None
+        if not _same(late, self._sample.tensors):
+            self._sample = TensorSample(late)
+        return same, Expected(self._sample)
 
     def distrust(self, names: Collection[str] | None = None) -> None:
         """Copy these tensors inside save() from now on; None: all."""
@@ -133,7 +131,7 @@ class Moments:
         """Let go of all tensors."""
         self._items, self._late, self._early, self._live = (), [], [], []
         self._fingerprint = Fingerprint([])
-        self._joint, self._portions = Joint((), ()), Portions([])
+        self._sample = TensorSample([])
 
     def _form_of(self, items: Sequence[Item]) -> Form:
         form = self._form
@@ -155,8 +153,8 @@ class Moments:
         self._early = [items[i].tensor for i in form.early]
         if not {*map(id, self._live)} <= {*map(id, self._late), *map(id, self._early)}:
             self._live, self._fingerprint = [], Fingerprint([])  # nothing keeps their memory alive
-        if not _same(self._late, self._joint.others):
-            self._joint, self._portions = Joint((), ()), Portions([])
+        if not _same(self._late, self._sample.tensors):
+            self._sample = TensorSample([])
         return form
 
     def follow(self, about: Snapshot) -> None:
@@ -173,6 +171,12 @@ class Moments:
                 known = self._encoded[key] = (value, json.dumps(text)[1:-1])
             parts.append(known[1])
         return "{" + ",".join(parts) + "}"
+
+
+def is_brief(late: Sequence[torch.Tensor]) -> bool:
+    """True if save() copies these tensors in no more time than it would take to look at them."""
+    few = len(late) * CALL <= BRIEF  # or to add up their sizes would take longer than all else
+    return few and sum(t.nbytes + CALL for t in late) <= BRIEF and not gpu.devices_of(late)
 
 
 def _same(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:

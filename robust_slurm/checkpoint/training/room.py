@@ -71,7 +71,6 @@ class RoomRung(NamedTuple):
 
 LADDER = (
     RoomRung(3, 1, 3),
-    RoomRung(2, 1, 2),
     RoomRung(2, 0, 2),
     RoomRung(2, 0, 0),
     RoomRung(1, 0, 0),
@@ -81,7 +80,8 @@ ALONE = (
     RoomRung(1, 0, 0),
 )  # outside robust-srun only what goes to disk is saved
 _COSTS = {
-    2: "each step waits until all ranks have the one before",
+    2: "each step waits until all ranks have the one before, and steps are left out while one is "
+    "written to disk",
     0: "no node keeps replicas here, so a lost node costs the steps since the last durable one",
     1: "a fault while it is overwritten costs them as well, so not every step is saved",
 }

@@ -23,7 +23,7 @@ from ..planning.interval import Cost
 from .by_time import ByTime
 from .chosen import Chosen
 from .client import Client
-from .moment import HeldMoment, Moment, Moments
+from .moment import HeldMoment, Moment, Moments, is_brief
 from .options import Options
 from .order import Order, some
 from .patience import Patience
@@ -162,9 +162,9 @@ class Saver:
 
     def _take(self, step: int, persist: bool, moment: Moment) -> None:
         """Begin the snapshot of this state."""
-        # A step may be on disk before anybody sees that its copy was spoilt.
-        careful = self._guard.careful or persist
         form, values, late, early = moment
+        # A step may be on disk before anybody sees that its copy was spoilt.
+        at_once = self._guard.careful or persist or is_brief(late)
         self.room.fit(form.plan.size)
         ring = self.room.ring
         if ring is None or (self.room.on_disk and not persist):
@@ -176,11 +176,11 @@ class Saver:
         if slot is None:
             self._client.skipped(step)
             raise RuntimeError(f"step {step} is skipped: all slots are still being written")
-        same, expected = self._moments.read(late, step, whole=persist, copied=careful)
+        same, expected = self._moments.read(late, step, whole=persist, copied=at_once)
         try:
             copy = Copy(
                 step, slot, form, late, early, lambda: self._moments.encode(values), same,
-                expected=expected, at_once=careful,
+                expected=expected, at_once=at_once,
             )  # fmt: skip
         except OSError as error:
             if not is_full(error):

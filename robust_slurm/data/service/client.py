@@ -76,7 +76,7 @@ class NodeSteps:
         self._failed = False  # the plan cannot be made: raised when nothing is in hand
         self._due = False  # a request is not answered completely yet
         self.shares: tuple[int, ...] = ()
-        """This rank's; told to a process that comes after another, before it has the plan."""
+        """This rank's."""
         self._retry(self._connect)
 
     def seek(self, state: Any) -> None:
@@ -187,7 +187,7 @@ class NodeSteps:
         cpus = sorted(os.sched_getaffinity(0))
         nodes = os.environ.get(VARIABLE, "")
         state = self._hand.state(self._state)
-        more = {"cpus": cpus, "nodes": nodes, "state": state, "shares": self.shares}
+        more = {"cpus": cpus, "nodes": nodes, "state": state}
         more["later"] = bool(self._hand)
         self._say({**self._hello, **more})
 

@@ -11,8 +11,9 @@ from robust_slurm.data.service import wire
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-MOST = 8
-"""Steps. With those of its Loader, a rank goes on for ten steps without a data process."""
+MOST = 24
+"""Steps, if they are small: of large ones fewer are made ahead (``ring.py``). With these and those
+of its Loader, a rank goes on without a data process."""
 MOST_FDS = 64
 """Descriptors of them, of often 1024 that a rank may have open. One for each share."""
 

@@ -3,8 +3,7 @@
 Its orders are on stdin, a JSON object: ``name`` of the plan, ``code`` (the version that the rank
 has seen), ``path`` (sys.path of the rank that has asked for it), ``listen`` (descriptor of its
 socket), ``memory`` in bytes, ``exchange`` (the descriptor of the socket for other nodes and their
-key, or null), ``figures`` (path of the file for them, or none: ``figures.py``), ``steps`` (the
-descriptors of the sockets with the steps of the process before it: ``kept_steps.py``).
+key, or null), ``figures`` (path of the file for them, or none: ``figures.py``).
 """
 
 from __future__ import annotations
@@ -44,15 +43,14 @@ def main() -> None:
     _be_nice()
     import socket
 
-    from robust_slurm.data.service.kept_steps import KeptSteps
     from robust_slurm.data.service.producer import Producer
     from robust_slurm.data.service.ring import StepRing
     from robust_slurm.data.service.server import RankServer
 
-    producer = Producer(StepRing(order["memory"], kept=KeptSteps(order.get("steps", ()))))
+    producer = Producer(StepRing(order["memory"]))
     server = RankServer(socket.socket(fileno=order["listen"]), producer)
 
-    # Ranks get what is kept from now on; the rest of the imports takes longer.
+    # Ranks are told to wait from now on; the rest of the imports takes longer.
     from robust_slurm.data.exchange.joining import Joining
     from robust_slurm.data.exchange.placement import VARIABLE
     from robust_slurm.data.lanes.use import SourceUse

@@ -41,14 +41,12 @@ class Producer:
         self._ring = ring
         self._change = threading.Condition()
         self._wanted: dict[object, Wanted] = {}
-        last = ring.last()
-        self._shares: set[int] = set(last.pages if last is not None else ())
+        self._shares: set[int] = set()
         self._ranks: set[int] = set()
-        self._early: list[tuple[int, int, int, tuple[int, ...]]] = []  # greeted before the plan
         self._world = 0, 0  # number of ranks, now and at the job's beginning
         self._other_world = False  # the source is of a world that is over
         self._at = 0  # number of the step that the source makes next
-        self._goes_on = ring.inherited  # the source has to get to where the steps end
+        self._goes_on = False  # the source has to get to where the steps end
         self._complete_at = 0.0  # when the node's ranks are here, or are not waited for any more
         self._failed: dict[str, StepFailure] = {}
         self._expected: dict[int, Wanted] = {}  # by number, as long as nothing is made
@@ -67,11 +65,9 @@ class Producer:
         original: int,
         beside: int,
         waiting: Callable[[], None],
-        had: tuple[int, ...] = (),
     ) -> tuple[int, ...] | StepFailure | None:
         """Return a rank's shares; what is made from now on is made for them as well. ``beside``:
-        number of ranks of this node. ``had``: the shares that the rank got from the process before
-        this one; they are trusted until the plan is loaded. The rest as for ``get``."""
+        number of ranks of this node. The rest as for ``get``."""
         told = time.monotonic()
         while True:
             with self._change:
@@ -86,10 +82,6 @@ class Producer:
                         return _failure(err)
                     self._greet(rank, (world, original), found, beside)
                     return found
-                if had and self._ring.inherited and self._shares.issuperset(had):
-                    self._early.append((rank, world, original, had))
-                    self._greet(rank, (world, original), had, beside)
-                    return had
                 self._change.wait(WAIT)
             told = _say(waiting, told)
 
@@ -195,17 +187,11 @@ class Producer:
         code), or until a source hangs: the process must end then, for another one to go on."""
         try:
             plan = load()
-            name = _name_of(plan)
             with self._change:
-                for *rank, had in self._early:
-                    if plan.shares(*rank) != had:
-                        raise DataError("the plan gives the ranks other rows than before")
-                self._ring.expect(name)
                 self._plan = plan
                 self._change.notify_all()
         except (Exception, SystemExit) as err:  # noqa: BLE001 - the ranks are to know
             with self._change:
-                self._ring.clear()
                 self.broken = _failure(err, lasts=True)
                 self._change.notify_all()
             return
@@ -295,14 +281,6 @@ class Producer:
             self._ring.add(made)
             self._change.notify_all()
         return made.after
-
-
-def _name_of(plan: NamedPlan) -> str:
-    """Return a digest of the plan's identity; "" if that cannot be had: a step says why."""
-    try:
-        return digest(as_text(plan.identity()))
-    except Exception:  # noqa: BLE001 - of the user's sources
-        return ""
 
 
 def _say(waiting: Callable[[], None], told: float) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from robust_slurm.data.service.in_hand import MOST_FDS as HAND_FDS
-from robust_slurm.data.service.kept_steps import MOST_FDS, KeptSteps
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -32,8 +31,7 @@ class Level(NamedTuple):
 
 
 class StepRing:
-    """Consecutive steps. ``memory``: bytes; exceeded by large steps, see KEPT, and one ahead.
-    ``kept``: holds them for the next process, and for this one those of the process before."""
+    """Consecutive steps. ``memory``: bytes; exceeded by large steps, see KEPT, and one ahead."""
 
     def __init__(
         self,
@@ -41,24 +39,14 @@ class StepRing:
         ahead: int = AHEAD,
         small: int = SMALL,
         back: int = BACK,
-        kept: KeptSteps | None = None,
     ) -> None:
         self._memory, self._ahead, self._small, self._back = memory, ahead, small, back
-        self._kept = kept or KeptSteps()
-        self._made = self._kept.inherit()
-        self._served = 0  # how many, from the front, were handed out: by this process none yet
-        self.inherited = bool(self._made)
-        """True if there were steps of the process before this one."""
+        self._made: list[MadeStep] = []
+        self._served = 0  # how many, from the front, were handed out
 
     def last(self) -> MadeStep | None:
         """Return the newest step."""
         return self._made[-1] if self._made else None
-
-    def expect(self, plan: str) -> None:
-        """Hold only steps of the plan with this identity from now on."""
-        if self._kept.plan != plan:
-            self.clear()
-            self._kept.plan = plan
 
     def find(self, before: str, shares: Iterable[int]) -> MadeStep | None:
         """Return the step after this state, if it is here for all these shares."""
@@ -94,13 +82,11 @@ class StepRing:
         return len(ahead) < self._most_ahead()
 
     def _most_ahead(self) -> int:
-        """Return how many steps are made ahead, by the size of those that are here. A successor
-        must find the first of them, too."""
+        """Return how many steps are made ahead, by the size of those that are here."""
         if not self._made:
             return self._ahead
         fit = self._memory // 8 * len(self._made) // max(1, self.size)
-        kept = MOST_FDS // (len(self._made[-1].pages) + 1) - KEPT
-        return max(self._ahead, min(self._small, fit, kept))
+        return max(self._ahead, min(self._small, fit))
 
     def level(self) -> Level:
         """Return what is held now."""
@@ -112,12 +98,10 @@ class StepRing:
         if self._made and self._made[-1].after != made.before:
             self.clear(made.before)
         self._made.append(made)
-        self._kept.keep(made)
         while self._served > KEPT and (self._served > self._back or self.size > self._memory):
             oldest = self._made.pop(0)
             oldest.close()
             self._served -= 1
-            self._kept.drop(oldest.before)
 
     def clear(self, before: str = "") -> None:
         """Forget the step after this state and all later ones; all, if it is not here."""
@@ -127,9 +111,6 @@ class StepRing:
             made.close()
         del self._made[keep:]
         self._served = min(self._served, keep)
-        self._kept.clear()
-        for made in self._made:
-            self._kept.keep(made)
 
     @property
     def size(self) -> int:

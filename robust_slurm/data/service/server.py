@@ -159,9 +159,7 @@ class RankServer:
             _whole(message, name) for name in ("rank", "world", "original", "beside")
         )
         say = lambda: line.send({"op": "wait"})  # noqa: E731
-        told = message.get("shares", ())
-        had = tuple(share for share in told if type(share) is int)
-        got = self._producer.shares(rank, world, original, beside, say, had)
+        got = self._producer.shares(rank, world, original, beside, say)
         if got is None or isinstance(got, StepFailure):
             _fail(line, got)
             return ()

@@ -98,7 +98,6 @@ class DataProcess:
         self._listener.bind(str(path))
         path.chmod(0o600)
         self._listener.listen(1024)
-        self._steps = _pair()
 
     @property
     def serves(self) -> bool:
@@ -112,12 +111,12 @@ class DataProcess:
         if self._start is not None or self._timer is not None or self.off:
             return
         asked, listener, exchange = self._asked, self._listener, self._exchange
-        figures, steps = str(self.figures), self._steps
+        figures = str(self.figures)
 
         def make(start: Starting[int]) -> int:
             """Start it and wait for its end in this thread, its parent for the kernel."""
             try:
-                return _ended(_begin(start, asked, listener, exchange, figures, steps))
+                return _ended(_begin(start, asked, listener, exchange, figures))
             finally:
                 self._loop.call(lambda: _forget(start))
 
@@ -161,14 +160,10 @@ class DataProcess:
         first = not self._deaths or now - self._deaths[-1] > WITHIN
         self._deaths.append(now)
         recent = [at for at in self._deaths if now - at <= WITHIN]
-        if len(recent) > 1:  # their memory, or they themselves, may be the cause
-            self._forget_steps()
-            self._steps = _pair()
         what = f"the data process of {self._name} {how or 'has ended'}"
         if len(recent) == DEATHS:
             self.off = f"it has ended {DEATHS} times within {WITHIN:.0f} s"
             self._listener.close()
-            self._forget_steps()
             _log.warning(f"{what} again and is not started any more; ranks prepare their own data")
             return
         if first:
@@ -195,24 +190,9 @@ class DataProcess:
             process_tree.end_all(below)
             self._start = None
         self._listener.close()
-        self._forget_steps()
         for path in (self.path, self.figures, Path(f"{self.figures}.new")):
             with contextlib.suppress(OSError):
                 path.unlink()
-
-    def _forget_steps(self) -> None:
-        for end in self._steps:
-            end.close()
-
-
-def _pair() -> tuple[socket.socket, ...]:
-    """Return a socket pair whose queue keeps a data process's steps for the next process. The
-    queue lives while an end is open; robust-task neither reads nor writes it. (), and no steps are
-    kept, if there are no descriptors left."""
-    try:
-        return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    except OSError:
-        return ()
 
 
 def _environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -226,15 +206,12 @@ def _begin(
     listener: socket.socket,
     exchange: tuple[socket.socket, str] | None,
     figures: str,
-    steps: tuple[socket.socket, ...],
 ) -> int:
     """Start it and give it its orders; return its pid. Raises OSError, ValueError."""
     listen = listener.fileno()
     order = {"name": asked.name, "code": asked.code, "path": asked.path, "memory": asked.memory}
     order |= {"listen": listen, "figures": figures}
-    kept = [end.fileno() for end in steps]
-    order["steps"] = kept
-    passed = [listen, *kept]
+    passed = [listen]
     if exchange is not None:
         passed.append(exchange[0].fileno())
         order["exchange"] = passed[-1], exchange[1]

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import torch
 from fake_cuda import BUS, COPY_THREAD, FakeCuda, install
-from test_checkpoint_snapshot import everything, form_of, read
+from test_checkpoint_snapshot import form_of, read
 
 from robust_slurm.checkpoint.copying import gpu, watch
 from robust_slurm.checkpoint.copying import snapshot as copying
+from robust_slurm.checkpoint.copying.expected import Expected
+from robust_slurm.checkpoint.copying.sample import TensorSample
 from robust_slurm.checkpoint.copying.slots import Ring, Slot
 from robust_slurm.checkpoint.copying.snapshot import Copier, Copy, TornError
 from robust_slurm.checkpoint.copying.watch import same_in_pieces
@@ -80,7 +82,7 @@ def test_save_records_one_event_however_many_tensors_there_are_and_waits_for_non
     tmp_path: Path, cuda: FakeCuda
 ) -> None:
     tensors = [torch.full((2,), float(i)) for i in range(500)]
-    slot, copy = begin(tmp_path, tensors, expected=everything(tensors[:-1]))
+    slot, copy = begin(tmp_path, tensors, expected=Expected(TensorSample(tensors[:-1])))
     assert cuda.of(threading.current_thread().name)[1:] == ["record on compute"]
     in_copy_thread(copy)
     assert same(slot, tensors)
@@ -90,7 +92,7 @@ def test_what_a_device_held_at_save_is_read_by_the_copy_thread_when_it_has_copie
     tmp_path: Path, cuda: FakeCuda
 ) -> None:
     tensors = [torch.randn(50, 3), torch.tensor(2.0), torch.randn(7), torch.randn(4)]
-    _slot, copy = begin(tmp_path, tensors, expected=everything(tensors[:-1]))
+    _slot, copy = begin(tmp_path, tensors, expected=Expected(TensorSample(tensors[:-1])))
     tensors[2].data.zero_()
     in_copy_thread(copy)
     assert isinstance(copy.error, TornError) and copy.error.indices == [2]

@@ -14,7 +14,6 @@ from robust_slurm.auto import teardown
 from robust_slurm.checkpoint.copying import snapshot as copying
 from robust_slurm.checkpoint.copying.expected import Expected
 from robust_slurm.checkpoint.copying.form import Form
-from robust_slurm.checkpoint.copying.portions import Portions
 from robust_slurm.checkpoint.copying.sample import TensorSample, _reader
 from robust_slurm.checkpoint.copying.slots import Slot, map_file
 from robust_slurm.checkpoint.copying.snapshot import Copier, Copy, TornError
@@ -36,20 +35,14 @@ def form_of(tensors: list[torch.Tensor], late: list[int]) -> Form:
     )  # fmt: skip
 
 
-def everything(tensors: list[torch.Tensor], sample: TensorSample | None = None) -> Expected:
-    """All portions at once."""
-    portions = Portions(tensors)
-    portions.runs = [[run for portion in portions.runs for run in portion]]
-    sample = sample or TensorSample(tensors)
-    return Expected(sample.take(), sample.order, portions, 0)
-
-
 def begin(
     slot: Slot, form: Form, tensors: list[torch.Tensor], values: str = "{}", step: int = 1
 ) -> Copy:
     slot.invalidate()
     late, early = [tensors[i] for i in form.late], [tensors[i] for i in form.early]
-    return Copy(step, slot, form, late, early, lambda: values, expected=everything(late))
+    return Copy(
+        step, slot, form, late, early, lambda: values, expected=Expected(TensorSample(late))
+    )
 
 
 def read(slot: Slot) -> dict[str, torch.Tensor]:
@@ -117,21 +110,6 @@ def test_a_copy_that_ends_after_an_abort_is_no_snapshot(
         read(slot)
 
 
-@pytest.mark.parametrize(
-    "tensor",
-    [torch.ones(40, 8), torch.ones(99, dtype=torch.bfloat16), torch.ones(9, dtype=torch.bool),
-     torch.ones(41)[1:][1:]],
-    ids=["rows", "an odd number", "bool", "within a buffer"],
-)  # fmt: skip
-def test_a_write_to_a_few_items_shows_in_the_sum(tmp_path: Path, tensor: torch.Tensor) -> None:
-    tensors = [torch.ones(64), tensor]
-    slot = Slot(tmp_path / "own-0-0.safetensors", 0)
-    copy = begin(slot, form_of(tensors, [0, 1]), tensors)
-    tensor.data[1] = 0
-    copy.run()
-    assert isinstance(copy.error, TornError) and copy.error.indices == [1]
-
-
 def test_a_tensor_whose_memory_moves_is_found_again(tmp_path: Path) -> None:
     """Move a tensor like weights sent to another process: the old memory is gone then."""
     tensor = torch.arange(1 << 20, dtype=torch.float32)
@@ -141,7 +119,7 @@ def test_a_tensor_whose_memory_moves_is_found_again(tmp_path: Path) -> None:
     get_context("spawn").SimpleQueue().put(tensor)
     assert tensor.data_ptr() != place
     slot = Slot(tmp_path / "own-0-0.safetensors", 0)
-    copy = Copy(5, slot, form, [tensor], [], lambda: "{}", expected=everything([tensor], sample))
+    copy = Copy(5, slot, form, [tensor], [], lambda: "{}", expected=Expected(sample))
     copy.run()
     assert copy.error is None
     assert torch.equal(read(slot)["t0"], tensor)

@@ -22,8 +22,8 @@ GB = 10**9
     ("room", "rung", "says"),
     [
         (56 * GB, RoomRung(3, 1, 3), ""),
-        (55 * GB, RoomRung(2, 1, 2), "take 56 GB of /dev/shm (a tmpfs), 55 GB are free. Kept: 3"),
-        (39 * GB, RoomRung(2, 0, 2), "Kept: 2 own and 2 replicas: each step waits until all ranks"),
+        (55 * GB, RoomRung(2, 0, 2), "take 56 GB of /dev/shm (a tmpfs), 55 GB are free. Kept: 2"),
+        (32 * GB, RoomRung(2, 0, 2), "Kept: 2 own and 2 replicas: each step waits until all ranks"),
         (31 * GB, RoomRung(2, 0, 0), "Kept: 2 own and 0 replicas: no node keeps replicas here"),
         (8 * GB, RoomRung(1, 0, 0), "not every step is saved"),
         (7 * GB, None, "7.0 GB are free"),
@@ -38,7 +38,7 @@ def test_the_first_rung_that_fits(room: int, rung: RoomRung | None, says: str) -
 @pytest.mark.parametrize(
     ("below", "rung"),
     [
-        (RoomRung(3, 1, 3), RoomRung(2, 1, 2)),
+        (RoomRung(3, 1, 3), RoomRung(2, 0, 2)),
         (RoomRung(2, 0, 2), RoomRung(2, 0, 0)),
         (RoomRung(1, 0, 0), None),
     ],

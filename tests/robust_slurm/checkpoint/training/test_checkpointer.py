@@ -18,6 +18,7 @@ from waiting import until
 from robust_slurm import Checkpointer, heartbeat
 from robust_slurm.checkpoint.copying.slots import map_file
 from robust_slurm.checkpoint.format.layout import read_snapshot
+from robust_slurm.checkpoint.training import moment
 
 
 @pytest.fixture
@@ -143,6 +144,7 @@ def test_a_store_that_dies_never_holds_up_the_training(
 def test_what_changes_too_early_is_thrown_away_once_and_then_copied_at_once(
     store: FakeStore, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(moment, "BRIEF", 0)  # as if the state were large
     training = Training()
     training.ckpt.resume()
     training.run(1, 3)  # later than what is copied inside save() anyway

@@ -87,22 +87,19 @@ def test_the_ring_is_bounded_and_keeps_what_is_ahead() -> None:
 
 
 @pytest.mark.parametrize(
-    ("memory", "shares", "most"),
+    ("memory", "most"),
     [
-        (1 << 20, 1, 32),  # small steps: as many as there may be
-        (16000, 1, 20),  # an eighth of the memory
-        (1600, 1, 8),  # as many as of large ones
-        (800, 1, 4),  # half of the memory
-        (1 << 20, 8, 23),  # a successor finds the first of them, too
-        (1 << 20, 80, 8),
+        (1 << 20, 32),  # small steps: as many as there may be
+        (16000, 20),  # an eighth of the memory
+        (1600, 8),  # as many as of large ones
+        (800, 4),  # half of the memory
     ],
 )
-def test_more_of_small_steps_are_made_ahead(memory: int, shares: int, most: int) -> None:
+def test_more_of_small_steps_are_made_ahead(memory: int, most: int) -> None:
     ring = StepRing(memory=memory)
     while ring.wants_more():
         number = len(ring)
-        null = [os.open("/dev/null", os.O_RDONLY) for _ in range(shares)]
-        held = {share: pages.SealedPage(fd, 100 // shares, []) for share, fd in enumerate(null)}
+        held = {0: pages.SealedPage(os.open("/dev/null", os.O_RDONLY), 100, [])}
         ring.add(MadeStep(str(number), number, held, "{}", str(number + 1)))
     assert len(ring) == most
     assert ring.level().most_ahead == max(8, most)

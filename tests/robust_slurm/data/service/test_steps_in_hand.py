@@ -179,7 +179,7 @@ def test_another_plan_is_an_error_after_what_is_in_hand(node: Node, plan: Counti
         steps.next()
 
 
-@pytest.mark.parametrize(("shares", "most"), [(1, 8), (8, 8), (16, 4), (64, 1), (100, 0)])
+@pytest.mark.parametrize(("shares", "most"), [(1, 24), (8, 8), (16, 4), (64, 1), (100, 0)])
 def test_descriptors_in_hand_are_few(
     monkeypatch: pytest.MonkeyPatch, shares: int, most: int
 ) -> None:

@@ -22,6 +22,7 @@ from robust_slurm.data.loader import open_steps
 from robust_slurm.data.named import plan_named
 from robust_slurm.data.service import client
 from robust_slurm.data.service.either import steps_of
+from robust_slurm.data.service.in_hand import MOST
 from robust_slurm.data.service.main import NICE
 from robust_slurm.data.service.ring import SMALL
 from robust_slurm.resizing.world import TrainingWorld
@@ -131,10 +132,11 @@ def test_a_real_one_makes_the_same_steps_whatever_dies(
         assert data_process.processes() == [pid]
         (file,) = node.directory.glob("data-*.json")
         until(lambda: json.loads(file.read_text())[0] == SMALL, "all steps ahead", 60.0)
+        until(lambda: same(1) or len(steps._steps._hand) > MOST - 4, "steps in hand", 60.0)
         (slow := node.directory / "slow").touch()
         os.kill(pid, signal.SIGKILL)
         began = time.monotonic()
-        same(SMALL - 4)  # they are kept: the next process has no plan yet
+        same(MOST - 4)  # they are in hand: the next process has no plan yet
         assert time.monotonic() - began < 20 and data_process.processes() != [pid]
         slow.unlink()
         same(5)

@@ -157,11 +157,3 @@ def test_one_without_a_plan_waits_for_the_next_rank_and_one_without_ranks_too(
     assert len(node.pids("a")) == 2
     node.ask("a")
     assert node.started("a", lives=3)
-
-
-def test_without_descriptors_its_steps_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none_left(*_: object) -> None:
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr(data_process.socket, "socketpair", none_left)
-    assert data_process._pair() == ()
