@@ -15,7 +15,7 @@ from bench.common import REPOSITORY, Results
 from bench.data import __main__ as command
 from bench.data import balance, throughput
 from bench.data.corpus import MARK, Corpus, kind, make, tokenise
-from bench.data.exact import Log, Seen, compare, seen
+from bench.data.faults import Log, Seen, compare, seen
 from bench.data.packing import Packer, arrival_rows, padded
 from bench.data.process import Kept
 

@@ -1,0 +1,273 @@
+"""Random plans against the reference: what each rank gets, over restarts, on other numbers of ranks.
+
+A plan without an end makes some steps, and is then given as many epochs as it has begun, so that
+the same can be said of it in the end as of any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import tempfile
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.common import Results
+from bench.data.drawn import SPAN, DrawnPlan, draw, sources_of, write
+from bench.data.faults import seen
+from bench.data.reference import Piece, may_be_lost, share_of, wanted
+from robust_slurm import data
+from robust_slurm.data.errors import DataError, EndOfData
+from robust_slurm.data.steps import LocalSteps
+
+PLANS = 300
+MOST_STEPS = 3000
+Rows = Mapping[int, Mapping[str, Any]]
+
+
+class Wrong(Exception):
+    """A plan gave something else than the reference."""
+
+
+def random_plans(results: Results) -> None:
+    """Count the plans that are wrong; each is named in the settings by its seed."""
+    plans = results.runs or (12 if results.quick else PLANS)
+    wrong = [seed for seed in range(plans) if not is_right(seed)]
+    results.count("exact.wrong", len(wrong))
+    results.count("exact.plans", plans)
+    if wrong:
+        results.settings["exact.wrong seeds"] = ", ".join(map(str, wrong))
+
+
+def is_right(seed: int) -> bool:
+    """Run the plan of a seed; print what is wrong."""
+    drawn = draw(seed)
+    folder = Path(tempfile.mkdtemp(prefix="robust-plans-"))
+    try:
+        write(drawn, folder)
+        Trial(drawn, folder).run()
+    except Exception as error:  # noqa: BLE001 - any error of a plan is a wrong plan
+        print(f"plan {seed} is wrong: {type(error).__name__}: {error}\n  {drawn_text(drawn)}")
+        if not isinstance(error, Wrong):
+            traceback.print_exc()
+        return False
+    finally:
+        shutil.rmtree(folder)
+    return True
+
+
+def drawn_text(drawn: DrawnPlan) -> str:
+    """Return the plan in one line."""
+    sources = {
+        name: {**corpus, "parts": [len(part) for part in corpus["parts"]]}
+        for name, corpus in drawn.corpora.items()
+    }
+    shown = {k: v for k, v in vars(drawn).items() if k not in ("corpora", "documents")}
+    return f"{shown} {sources}"
+
+
+class Trial:
+    """A training of a drawn plan, all of its ranks."""
+
+    def __init__(self, drawn: DrawnPlan, folder: Path) -> None:
+        self.drawn = drawn
+        self.folder = folder
+        self.found: Counter[Piece] = Counter()
+        self.state: Any = None
+        self.steps = 0
+
+    def run(self) -> None:
+        """Train, restart, and train to the end. Raises Wrong."""
+        drawn, after = self.drawn, None
+        for ranks, steps in zip(drawn.ranks, drawn.steps, strict=False):
+            with self.opened(ranks, drawn.epochs) as made:
+                if not self.train(made, ranks, steps, after):
+                    return self.compare(ranks, self.epochs())
+                self.one_rank(ranks)
+                after = self.look(made, ranks)
+        ranks = drawn.ranks[-1]
+        with self.opened(ranks, self.epochs()) as made:
+            if not self.train(made, ranks, MOST_STEPS, after if drawn.epochs else None):
+                return self.compare(ranks, self.epochs())
+        raise Wrong(f"no end after {MOST_STEPS} steps")
+
+    @contextlib.contextmanager
+    def opened(self, ranks: int, epochs: int | None) -> Iterator[LocalSteps]:
+        """Give the steps of all ranks from the state on, as a program that begins anew has them."""
+        plan = self.drawn.plan(sources_of(self.drawn, self.folder), ranks, epochs)
+        made = LocalSteps(plan, range(ranks), ranks)
+        try:
+            made.seek(json.loads(json.dumps(self.state)))
+            yield made
+        finally:
+            made.close()
+
+    def epochs(self) -> int:
+        """Return the epochs of a plan with an end; without, those that have begun in any source."""
+        if self.drawn.epochs:
+            return self.drawn.epochs
+        sources = self.state["sources"].values() if self.state else []
+        return max([1, *(each["epoch"] + 1 for each in sources)])
+
+    def train(self, made: LocalSteps, ranks: int, steps: int, after: Any) -> bool:
+        """Take so many steps. Return False at the end. ``after``: what the first one must be, on
+        how many ranks."""
+        for _ in range(steps):
+            try:
+                number, rows, self.state = made.next()
+            except EndOfData:
+                if made._plan.epochs is None:
+                    raise Wrong(f"a plan without an end ends after step {self.steps}") from None
+                return False
+            if number != self.steps:
+                raise Wrong(f"step {number} after {self.steps} steps")
+            if after is not None and after[0] == ranks and after[1] != seen_digests(rows):
+                raise Wrong(f"step {number} is another one after a restart")
+            after = None
+            self.steps += 1
+            self.found.update(self.pieces(rows, ranks))
+            self.passes()
+        return True
+
+    def look(self, made: LocalSteps, ranks: int) -> Any:
+        """Return what the next step is, which a restart of as many ranks must come to."""
+        try:
+            return ranks, seen_digests(made.next()[1])
+        except EndOfData:
+            return None
+
+    def pieces(self, rows: Rows, ranks: int) -> list[Piece]:
+        """Return all pieces of a step's rows. Raises Wrong if a rank has none."""
+        found = []
+        for share in range(ranks):
+            mine = pieces_of(rows[share], self.drawn)
+            if not mine or (not self.drawn.pack and len(mine) != self.drawn.batch):
+                raise Wrong(f"rank {share} of {ranks} has {len(mine)} samples")
+            found += mine
+        return found
+
+    def passes(self) -> None:
+        """Raise Wrong if a document of a source was drawn twice before another was drawn once."""
+        drawn = self.drawn
+        waiting = sum(each[-1] for each in self.state["carried"])
+        for name, documents in drawn.documents.items():
+            once = wanted(documents, drawn.pack, drawn.long, 1)
+            most = max(self.found[piece] for piece in once)
+            missing = sum(max(0, most - 1 - self.found[piece]) * piece[2] for piece in once)
+            if missing > waiting:
+                raise Wrong(f"source {name}: {missing} tokens not read in a pass that is over")
+
+    def compare(self, ranks: int, epochs: int) -> None:
+        """Compare all that was seen with the reference."""
+        drawn = self.drawn
+        should: Counter[Piece] = Counter()
+        for documents in drawn.documents.values():
+            should += wanted(documents, drawn.pack, drawn.long, epochs)
+        lost, twice = should - self.found, self.found - should
+        if twice:
+            raise Wrong(f"{twice.total()} pieces too often, as {twice.most_common(3)}")
+        if lost.total() > may_be_lost(ranks, drawn.batch, drawn.pack):
+            raise Wrong(f"{lost.total()} of {should.total()} pieces lost, {ranks} ranks")
+
+    def one_rank(self, ranks: int) -> None:
+        """Compare what the loader of one rank gives with that rank's rows of all steps."""
+        drawn = self.drawn
+        rank = random.Random(drawn.seed).randrange(ranks * drawn.inner)
+        count = min(3, self.steps)
+        with self.opened(ranks, drawn.epochs) as whole:
+            whole.seek(None)
+            should = []
+            with contextlib.suppress(EndOfData):
+                for _ in range(count):
+                    should.append(seen_digests(whole.next()[1])[share_of(rank, drawn.inner)])
+        told = {"RANK": str(rank), "WORLD_SIZE": str(ranks * drawn.inner), "ROBUST_RESIZED": ""}
+        with environment(told):
+            plan = drawn.plan(sources_of(drawn, self.folder), ranks, drawn.epochs)
+            loader = data.Loader(plan, ahead=drawn.ahead)
+            try:
+                found = taken(loader, len(should), drawn.threads)
+            finally:
+                loader.close()
+        had = [seen({0: arrays}).digests[0] for arrays in found]
+        if drawn.threads > 1:
+            had, should = sorted(had), sorted(should)
+        if had != should:
+            raise Wrong(f"rank {rank} of {ranks * drawn.inner} has other batches")
+
+
+def taken(loader: data.Loader, count: int, threads: int) -> list[dict[str, Any]]:
+    """Return so many batches of a loader, which that many threads have asked for."""
+    found: list[dict[str, Any]] = []
+    failed: list[BaseException] = []
+    tickets = iter(range(count))
+
+    def take() -> None:
+        try:
+            for _ in tickets:
+                found.append({name: array.numpy() for name, array in next(loader).items()})
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            failed.append(error)
+
+    helpers = [threading.Thread(target=take) for _ in range(threads)]
+    for helper in helpers:
+        helper.start()
+    for helper in helpers:
+        helper.join()
+    if failed:
+        raise failed[0]
+    return found
+
+
+def seen_digests(rows: Rows) -> dict[int, str]:
+    """Return a digest of each share's rows."""
+    return seen(rows).digests
+
+
+def pieces_of(arrays: Mapping[str, Any], drawn: DrawnPlan) -> list[Piece]:
+    """Return the pieces of documents in a rank's rows. Raises Wrong if their tokens are not those
+    of the document, or what tells the documents apart is wrong."""
+    found: list[Piece] = []
+    for row, tokens in enumerate(arrays["tokens"]):
+        if drawn.pack is None:
+            found.append(_piece(tokens[: arrays["lengths"][row]], 0))
+            rest = tokens[arrays["lengths"][row] :]
+        else:
+            ids = arrays["document_ids"][row]
+            for number in range(int(ids.max()) + 1):
+                here = ids == number
+                found.append(_piece(tokens[here], int(arrays["position_ids"][row][here][0])))
+            rest = tokens[ids < 0]
+        if (rest != -1).any():
+            raise Wrong("padding is not what pads")
+    if drawn.pack is not None:
+        bounds = arrays["cu_seqlens"].tolist()
+        if sorted(set(bounds)) != bounds or bounds[-1] != arrays["tokens"].size:
+            raise Wrong("cu_seqlens is no list of bounds")
+    return found
+
+
+def _piece(tokens: Any, first: int) -> Piece:
+    number = int(tokens[0]) // SPAN
+    begin = number * SPAN + first
+    if tokens.tolist() != list(range(begin, begin + len(tokens))):
+        raise Wrong(f"tokens of document {number} are not its own: {tokens[:8]} …")
+    return number, first, len(tokens)
+
+
+@contextlib.contextmanager
+def environment(told: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for a while."""
+    before = dict(os.environ)
+    os.environ.update(told)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
