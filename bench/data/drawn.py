@@ -188,7 +188,7 @@ def decode_of(kind: str, form: str) -> Callable[[Any], Any] | None:
                 raise ValueError(f"document {number} is bad")
             return None
         if kind == "array":
-            return {"tokens": numpy.array(tokens, numpy.int32), "weights": [0.5] * len(tokens)}
+            return {"tokens": numpy.array(tokens, numpy.int32)}
         if kind == "buffer":
             buffer[: len(tokens)] = tokens
             return {"tokens": buffer[: len(tokens)]} if len(tokens) < 60 else _whole(buffer, tokens)

@@ -63,6 +63,7 @@ class Plan:
     ) -> None:
         self.sources = _sources(sources)
         self.mix = _mix(mix, list(self.sources))
+        self._mix_changes = callable(mix)
         self.cost = _function("cost", cost) or _tokens
         self.pack = _number("pack", pack)
         self.batch = _number("batch", batch) or 1
@@ -141,8 +142,9 @@ class Plan:
     def rules(self, shares: int) -> Rules:
         """Return the planner's rules. ``shares``: number of all shares of a step."""
         return Rules(
-            self.mix, self.cost, self.pack, self.long, self.fill, self.batch, shares, self.epochs
-        )
+            self.mix, self.cost, self.pack, self.long, self.fill, self.batch, shares, self.epochs,
+            self._mix_changes,
+        )  # fmt: skip
 
 
 def _tokens(meta: Meta) -> float:

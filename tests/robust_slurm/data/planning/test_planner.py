@@ -17,7 +17,7 @@ from bench.data.balance import imbalance
 from robust_slurm.data.errors import DataError
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.planning import planner
-from robust_slurm.data.planning.planner import PlannedStep, next_step
+from robust_slurm.data.planning.planner import NoStep, PlannedStep, next_step
 from robust_slurm.data.planning.state import first_state
 from robust_slurm.data.sample import Meta, Ref
 
@@ -113,8 +113,8 @@ def test_a_lane_without_a_sample_in_very_many_passes_is_no_endless_loop() -> Non
             pass
 
     step = next_step(rules(), first_state({"a": 2, "b": 2}), Late())
-    assert step is not None and step.state.sources["a"].epoch == 1 << 61
-    assert next_step(rules(epochs=3), first_state({"a": 2, "b": 2}), Late()) is None
+    assert isinstance(step, PlannedStep) and step.state.sources["a"].epoch == 1 << 61
+    assert next_step(rules(epochs=3), first_state({"a": 2, "b": 2}), Late()) == NoStep(0, 3)
 
 
 @pytest.mark.parametrize(
