@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .errors import DataError
@@ -10,9 +11,10 @@ from .planning import mix as mixture
 from .planning.mesh import RankMesh
 from .planning.planner import Rules
 from .sources.listing import list_parts
+from .sources.records import records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from .sample import Meta
     from .sources.base import Source
@@ -137,7 +139,17 @@ class Plan:
         """Return plain values that must be the same on all ranks of a run. Raises DataError."""
         mesh = {} if self.mesh is None else dict(self.mesh.sizes)
         more = {"batch": self.batch, "mesh": mesh, "fill": self.fill, "epochs": self.epochs or 0}
-        return {**self.fingerprint(), **more}
+        return {**self.fingerprint(), **more, "samples": self._samples()}
+
+    def _samples(self) -> int:
+        """Return the records of all epochs, where each is a sample; -1 if their number is not
+        known."""
+        if self.pack or not self.epochs:
+            return -1
+        weights = {} if self._mix_changes else self.mix(0)
+        read = [each for name, each in self.sources.items() if self._mix_changes or weights.get(name)]
+        numbers = [part.records for source in read for part in source.parts()]
+        return -1 if min(numbers) < 0 else self.epochs * sum(numbers)
 
     def rules(self, shares: int) -> Rules:
         """Return the planner's rules. ``shares``: number of all shares of a step."""
@@ -156,15 +168,23 @@ def _sources(sources: Any) -> dict[str, Source]:
     given = _mapping("sources", sources)
     if not given:
         raise DataError("Plan: sources is empty")
-    for name, source in given.items():
-        if not isinstance(name, str) or not name:
-            raise DataError(f"Plan: sources: {name!r} is not a name")
-        if not all(hasattr(source, need) for need in ("parts", "read", "options", "fingerprint")):
-            raise DataError(
-                f"Plan: source {name} is {source!r}; make one with robust_slurm.data.jsonl(), "
-                "parquet() or another of its functions"
-            )
-    return {name: given[name] for name in sorted(given)}
+    if unnamed := [name for name in given if not isinstance(name, str) or not name]:
+        raise DataError(f"Plan: sources: {unnamed[0]!r} is not a name")
+    return {name: _source(name, given[name]) for name in sorted(given)}
+
+
+def _source(name: str, found: Any) -> Source:
+    if all(hasattr(found, need) for need in ("parts", "read", "options", "fingerprint")):
+        return found  # type: ignore[no-any-return]
+    if isinstance(found, (str, bytes, Mapping)) or not hasattr(found, "__iter__"):
+        raise DataError(
+            f"Plan: source {name} is {found!r}; make one with robust_slurm.data.jsonl(), "
+            "parquet() or another of its functions, or give a list or a dataset"
+        )
+    try:
+        return records(found)
+    except DataError as error:
+        raise DataError(f"Plan: source {name}: {error}") from None
 
 
 def _mix(mix: Any, names: list[str]) -> Callable[[int], Any]:
