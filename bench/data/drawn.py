@@ -50,6 +50,8 @@ class DrawnPlan:
     ahead: int
     threads: int
     """Threads that ask the one loader for batches."""
+    prefetched: int = 0
+    """Batches that a rank has taken and not used when it saves."""
     corpora: dict[str, dict[str, Any]] = field(default_factory=dict)
     documents: dict[str, list[Document]] = field(default_factory=dict)
     """Of each source: those that decode does not leave out."""
@@ -111,6 +113,7 @@ def draw(seed: int) -> DrawnPlan:
         [chance.randint(0, 6) for _ in range(chance.randint(0, 4))],
         chance.randint(1, 4),
         chance.choice([1, 1, 3]),
+        chance.choice([0, 0, 1, 2]),
     )
     for _ in made.steps:
         made.ranks.append(chance.choice([made.ranks[-1], chance.choice(RANKS)]))

@@ -22,7 +22,7 @@ from typing import Any
 from bench.common import Results
 from bench.data.drawn import SPAN, DrawnPlan, draw, sources_of, write
 from bench.data.faults import seen
-from bench.data.reference import Piece, may_be_lost, share_of, wanted
+from bench.data.reference import Piece, may_be_lost, shares_of, wanted
 from robust_slurm import data
 from robust_slurm.data.errors import DataError, EndOfData
 from robust_slurm.data.steps import LocalSteps
@@ -181,29 +181,50 @@ class Trial:
             raise Wrong(f"{lost.total()} of {should.total()} pieces lost, {ranks} ranks")
 
     def one_rank(self, ranks: int) -> None:
-        """Compare what the loader of one rank gives with that rank's rows of all steps."""
+        """Compare what the loader of one rank gives with its rows of the first steps, in a world
+        that may have become smaller; and what it gives after a save and a restart."""
         drawn = self.drawn
-        rank = random.Random(drawn.seed).randrange(ranks * drawn.inner)
-        count = min(3, self.steps)
+        chance = random.Random(drawn.seed)
+        size = chance.randint(1, ranks) if drawn.inner == 1 else ranks
+        rank = chance.randrange(size * drawn.inner)
+        shares = shares_of(rank, drawn.inner, size, ranks)
         with self.opened(ranks, drawn.epochs) as whole:
             whole.seek(None)
             should = []
             with contextlib.suppress(EndOfData):
-                for _ in range(count):
-                    should.append(seen_digests(whole.next()[1])[share_of(rank, drawn.inner)])
-        told = {"RANK": str(rank), "WORLD_SIZE": str(ranks * drawn.inner), "ROBUST_RESIZED": ""}
+                for _ in range(min(4, self.steps)):
+                    digests = seen_digests(whole.next()[1])
+                    should += [digests[share] for share in shares]
+        if len(should) < drawn.prefetched:
+            return
+        used = chance.randint(0, len(should) - drawn.prefetched)
+        told = {"RANK": str(rank), "WORLD_SIZE": str(size * drawn.inner), "ROBUST_RESIZED": ""}
+        if size < ranks:
+            told["ROBUST_RESIZED"] = f"{ranks}:{size}"
         with environment(told):
-            plan = drawn.plan(sources_of(drawn, self.folder), ranks, drawn.epochs)
-            loader = data.Loader(plan, ahead=drawn.ahead)
-            try:
-                found = taken(loader, len(should), drawn.threads)
-            finally:
-                loader.close()
-        had = [seen({0: arrays}).digests[0] for arrays in found]
-        if drawn.threads > 1:
-            had, should = sorted(had), sorted(should)
-        if had != should:
-            raise Wrong(f"rank {rank} of {ranks * drawn.inner} has other batches")
+            before, state = self.batches(None, used + drawn.prefetched)
+            after, _ = self.batches(json.loads(json.dumps(state)), len(should) - used)
+        if [sorted(before), sorted(after)] != [
+            sorted(should[: used + drawn.prefetched]),
+            sorted(should[used:]),
+        ] or (drawn.threads == 1 and before[:used] + after != should):
+            raise Wrong(f"rank {rank} of {size * drawn.inner} (first {ranks}) has other batches")
+
+    def batches(self, state: Any, count: int) -> tuple[list[str], Any]:
+        """Return digests of so many batches of this process's rank, and the state after them."""
+        drawn = self.drawn
+        ranks = os.environ["ROBUST_RESIZED"].partition(":")[0] or os.environ["WORLD_SIZE"]
+        plan = drawn.plan(
+            sources_of(drawn, self.folder), int(ranks) // drawn.inner, drawn.epochs
+        )
+        loader = data.Loader(plan, ahead=drawn.ahead, prefetched=drawn.prefetched)
+        try:
+            if state is not None:
+                loader.load_state_dict(state)
+            found = taken(loader, count, drawn.threads)
+            return [seen({0: arrays}).digests[0] for arrays in found], loader.state_dict()
+        finally:
+            loader.close()
 
 
 def taken(loader: data.Loader, count: int, threads: int) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ def may_be_lost(shares: int, batch: int, pack: int | None) -> int:
     return shares - 1 if pack else shares * batch - 1
 
 
-def share_of(rank: int, inner: int) -> int:
-    """Return whose rows a rank has: ``inner`` ranks in a row have the same ones."""
-    return rank // inner
+def shares_of(rank: int, inner: int, size: int, shares: int) -> list[int]:
+    """Return whose rows a rank has: ``inner`` ranks in a row have the same ones, and those of
+    ranks that are missing are dealt to the others."""
+    return [share for share in range(shares) if share % size == rank // inner]

@@ -161,10 +161,10 @@ class Engine:
         """Say once that other sources are read than the mixture names."""
         if step.instead and not self._told and 0 in self._shares:
             self._told = True
-            names = ", ".join(step.instead)
             self._say(
-                f"mix({step.number}) names only sources whose epochs are over: {names} is read "
-                "instead, by equal parts; leave a source that is not to be read out of the plan"
+                f"mix({step.number}) names only sources whose epochs are over; read instead, by "
+                f"equal parts: {', '.join(step.instead)}. Leave a source that is not to be read out "
+                "of the plan"
             )
 
     def _stalled(self, source: str, stalled: SourceStalled, *, held: bool = False) -> None:

@@ -23,6 +23,7 @@ from .errors import DataError, EndOfData
 from .pace import Pace
 from .plan import Plan
 from .planning.mesh import RankMesh
+from .say import say
 from .service.ring import MEMORY
 from .steps import LocalSteps
 
@@ -92,11 +93,17 @@ class Loader:
         self._asking = threading.RLock()  # one thread at a time gets a batch, or seeks
         self._giving = threading.RLock()  # the state fits the batches that were handed out
         self._whole_steps: int | None = None  # of the plan; -1: nobody knows
+        self._ended = False
         self._prefetched = prefetched
         self._pace = Pace(prefetched)
         self._past: deque[dict[str, Any]] = deque(maxlen=prefetched + 1)  # states, the last one now
 
     def __iter__(self) -> Loader:
+        if self._ended and 0 in self.shares:
+            say(
+                "the plan's epochs are over, so a further pass over its loader has no batch: give "
+                "Plan the number of all epochs, or make a new Loader"
+            )
         return self
 
     def __bool__(self) -> bool:
@@ -136,6 +143,7 @@ class Loader:
             try:
                 return as_tensors(self._take())
             except StopIteration:
+                self._ended = True
                 self._note_taken()  # those that were taken before are one less
                 raise
 
@@ -208,6 +216,7 @@ class Loader:
             self._state, self._skip, self._rest = state["state"], given, state.get("rest")
             self._past.clear()
             self._pace = Pace(self._prefetched)
+            self._ended = False
             self._start()
 
     def close(self) -> None:

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from robust_slurm.data.errors import DataError
+from robust_slurm.data.say import say
 from robust_slurm.data.sources.zstd import ZstandardStream, zstandard
+from robust_slurm.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -63,7 +65,11 @@ class Files:
         if not found:
             raise DataError("a source without files: its list of patterns is empty")
         once = set(known.values())
-        return [found[name] for name in sorted(found) if is_url(name) or name in once]
+        files = [found[name] for name in sorted(found) if is_url(name) or name in once]
+        if (more := len(found) - len(files)) and os.environ.get("RANK", "0") == "0":
+            other = min(found.keys() - {file.name for file in files})
+            say(f"{counted(more, 'path')}, as {other}, lead to files of the same source: read once")
+        return files
 
     def sampled(self, file: SourceFile) -> SourceFile:
         """Return a local file with its ``samples``. Raises DataError, OSError."""
@@ -230,8 +236,14 @@ def _paths(pattern: str, known: dict[tuple[int, int], str]) -> list[SourceFile]:
             status = path.stat()
             found.append(SourceFile(name, status.st_size, _version(status)))
             place = (status.st_dev, status.st_ino)
-            known[place] = min(name, known.get(place, name))
+            if place in known and known[place] != name:
+                name = min(name, known[place], key=lambda each: (_is_link(each), each))
+            known[place] = name
     return found
+
+
+def _is_link(name: str) -> bool:
+    return os.path.realpath(name) != name
 
 
 def _plainly(name: str) -> str:
