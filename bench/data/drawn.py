@@ -66,7 +66,9 @@ class DrawnPlan:
         by_name: dict[str, Any] = {
             "alike": None,
             "constant": some,
-            "by step": lambda step: {n: some[n] * (1 + (step + at) % 3) for at, n in enumerate(names)},
+            "by step": lambda step: {
+                n: some[n] * (1 + (step + at) % 3) for at, n in enumerate(names)
+            },
             "curriculum": lambda step: first if step < 7 else last,
             "in turn": lambda step: {names[step % len(names)]: 1.0},
         }
@@ -123,7 +125,11 @@ def draw(seed: int) -> DrawnPlan:
         name = "abc"[source]
         law = chance.choice(LENGTHS)
         each = pack or 30
-        count = int(wanted / sources) if pack is None else int(wanted * pack / sources / _mean(law, each))
+        count = (
+            int(wanted / sources)
+            if pack is None
+            else int(wanted * pack / sources / _mean(law, each))
+        )
         count = max(1, min(1500, count))
         parts = chance.randint(1, min(5, count))
         made.corpora[name] = {
@@ -220,7 +226,7 @@ def sources_of(drawn: DrawnPlan, folder: Path) -> dict[str, Any]:
     return {name: _source(corpus, folder / name) for name, corpus in drawn.corpora.items()}
 
 
-def _source(corpus: Mapping[str, Any], folder: Path) -> Any:
+def _source(corpus: dict[str, Any], folder: Path) -> Any:
     form, kind = corpus["form"], corpus["decode"]
     options: dict[str, Any] = {"lanes": corpus["lanes"], "window": corpus["window"]}
     if kind == "bad":
@@ -238,7 +244,14 @@ def _source(corpus: Mapping[str, Any], folder: Path) -> Any:
     return make(patterns, decode, **options)
 
 
-def _rows(corpus: Mapping[str, Any], form: str) -> Any:
+def _rows(corpus: dict[str, Any], form: str) -> Any:
+    """Return what is read without files. Hugging Face takes a second to make it: it is kept."""
+    if "rows" not in corpus:
+        corpus["rows"] = _made_rows(corpus, form)
+    return corpus["rows"]
+
+
+def _made_rows(corpus: Mapping[str, Any], form: str) -> Any:
     parts = [[{"tokens": tokens_of(document)} for document in part] for part in corpus["parts"]]
     if form == "list":
         return [row for part in parts for row in part]

@@ -146,14 +146,14 @@ class Engine:
         what = "piece" if self._plan.pack else "sample"
         if state.step == 0:
             raise DataError(
-                f"too few samples: {counted(self._plan.epochs or 0, 'epoch')} of the plan's sources "
-                f"have {counted(found.left, what)}, a step of all ranks needs {found.least}; give "
-                "more data, or fewer ranks or rows (batch)"
+                f"too few samples: {counted(self._plan.epochs or 0, 'epoch')} of all sources have "
+                f"{counted(found.left, what)}, a step of all ranks needs {found.least}; give more "
+                "data, or fewer ranks or rows (batch)"
             )
         if found.left and 0 in self._shares:
             self._say(
-                f"the plan's epochs are over after step {state.step - 1}; the last "
-                f"{counted(found.left, what)} are left out, as a step of all ranks needs {found.least}"
+                f"the plan's epochs are over after {counted(state.step, 'step')}; left out at the "
+                f"end: {counted(found.left, what)}, as a step of all ranks needs {found.least}"
             )
         raise EndOfData("the plan's epochs are over")
 
@@ -163,8 +163,8 @@ class Engine:
             self._told = True
             self._say(
                 f"mix({step.number}) names only sources whose epochs are over; read instead, by "
-                f"equal parts: {', '.join(step.instead)}. Leave a source that is not to be read out "
-                "of the plan"
+                f"equal parts: {', '.join(step.instead)}. A source that is not to be read must not "
+                "be in the plan"
             )
 
     def _stalled(self, source: str, stalled: SourceStalled, *, held: bool = False) -> None:

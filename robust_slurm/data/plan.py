@@ -147,7 +147,9 @@ class Plan:
         if self.pack or not self.epochs:
             return -1
         weights = {} if self._mix_changes else self.mix(0)
-        read = [each for name, each in self.sources.items() if self._mix_changes or weights.get(name)]
+        read = [
+            each for name, each in self.sources.items() if self._mix_changes or weights.get(name)
+        ]
         numbers = [part.records for source in read for part in source.parts()]
         return -1 if min(numbers) < 0 else self.epochs * sum(numbers)
 
@@ -176,7 +178,8 @@ def _sources(sources: Any) -> dict[str, Source]:
 def _source(name: str, found: Any) -> Source:
     if all(hasattr(found, need) for need in ("parts", "read", "options", "fingerprint")):
         return found  # type: ignore[no-any-return]
-    if isinstance(found, (str, bytes, Mapping)) or not hasattr(found, "__iter__"):
+    known = hasattr(found, "__iter__") or hasattr(found, "__getitem__")
+    if isinstance(found, (str, bytes, Mapping)) or not known:
         raise DataError(
             f"Plan: source {name} is {found!r}; make one with robust_slurm.data.jsonl(), "
             "parquet() or another of its functions, or give a list or a dataset"

@@ -161,7 +161,9 @@ class Checkpointer:
                 return
             heartbeat._saved_step(number)
             session = self._start()
-            ahead = ahead_of([self._objects.get("loader"), *self.extra.values()], number, self._began)
+            ahead = ahead_of(
+                [self._objects.get("loader"), *self.extra.values()], number, self._began
+            )
             for text in [*self._values.check(self.extra), *ahead]:
                 session.say(text)
             session.save(number)

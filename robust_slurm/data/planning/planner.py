@@ -145,7 +145,7 @@ class _Drawing:
         return {name: place.state(self._credits[name]) for name, place in self._places.items()}
 
     def unplaced(self, left: Collection[int]) -> tuple[Meta, ...]:
-        """Return what is carried over, oldest first. ``left``: those of ``ready`` without a place."""
+        """Return what is carried over, oldest first. ``left``: of ``ready``, without a place."""
         waiting = [((item, 0), self.ready[item]) for item in left] + self._behind
         waiting.sort(key=lambda each: each[0])
         return tuple(_joined((meta for _, meta in waiting), self._rules.pack))

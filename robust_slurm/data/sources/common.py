@@ -74,8 +74,8 @@ class FileSource(ABC):
             yield at, BadRecord(found.name, at, why, True)
 
     def fingerprint(self) -> str:
-        """Return a digest of the parts' names, relative to their common folder, sizes and samples of
-        their content. Their times are not in it: a copy has others."""
+        """Return a digest of the parts' names, relative to their common folder, sizes, and samples
+        of their content. Their times are not in it: a copy has others."""
         parts, places = self._found()
         folder = len(os.path.commonprefix([part.name for part in parts]).rpartition("/")[0])
         described = [

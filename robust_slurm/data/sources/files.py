@@ -79,8 +79,8 @@ class Files:
             return file._replace(samples=_samples(opened, file.size))
 
     def open(self, file: SourceFile) -> IO[bytes]:
-        """Open a file, as it is stored. Raises DataError if it is not what it was: has another size,
-        or has been written since, with other samples of its content."""
+        """Open a file, as it is stored. Raises DataError if it has another size than when it was
+        found, or has been written since, with other samples of its content."""
         version = file.version
         if is_url(file.name):
             system, path = self._system(file.name)
