@@ -255,8 +255,10 @@ def _made_rows(corpus: Mapping[str, Any], form: str) -> Any:
     parts = [[{"tokens": tokens_of(document)} for document in part] for part in corpus["parts"]]
     if form == "list":
         return [row for part in parts for row in part]
-    import datasets
-
+    try:
+        import datasets
+    except ImportError:
+        return [row for part in parts for row in part]
     return datasets.IterableDataset.from_generator(_given, gen_kwargs={"parts": parts})
 
 

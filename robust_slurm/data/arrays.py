@@ -45,7 +45,7 @@ def as_array(value: Any) -> Any:
 
     if isinstance(value, np.ndarray) or not hasattr(value, "__array__"):
         return value
-    return value.cpu().numpy() if hasattr(value, "cpu") else np.asarray(value)
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
 
 
 def token_ids(value: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from robust_slurm.data.arrays import as_array, token_ids
@@ -70,7 +69,12 @@ class ListedRecords(_Records):
         step = 1 if count <= KNOWN else -(-count // SOME)
         digest = hashlib.sha256(f"{count}".encode())
         for at in range(0, count, step):
-            digest.update(_described(self._dataset[at]))
+            try:
+                digest.update(_described(self._dataset[at]))
+            except OSError:
+                raise
+            except Exception as error:  # noqa: BLE001 - a bad record, of which read() tells
+                digest.update(type(error).__name__.encode())
         return digest.hexdigest()[:32]
 
     def _found(self) -> tuple[list[SourcePart], list[tuple[SourceFile, int]]]:
@@ -111,8 +115,12 @@ class StreamedRecords(_Records):
     def fingerprint(self) -> str:
         """Return a digest of the shards' names, if it has some, and of its first record."""
         digest = hashlib.sha256(f"{self._shards} {_names_of(self._dataset)}".encode())
-        for record in islice(iter(self._dataset), 1):
-            digest.update(_described(record))
+        try:
+            digest.update(_described(next(iter(self._dataset), None)))
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a bad record, of which read() tells
+            digest.update(type(error).__name__.encode())
         return digest.hexdigest()[:32]
 
     def _found(self) -> tuple[list[SourcePart], list[tuple[SourceFile, int]]]:
@@ -181,9 +189,11 @@ def _described(record: Any) -> bytes:
     elif isinstance(record, (list, tuple)):
         parts = [_described(each) for each in record]
     else:
-        array = as_array(record)
-        number = getattr(array, "dtype", None)
-        if number is None or number.hasobject:
-            return type(record).__name__.encode()
-        return f"{number} {array.shape}".encode() + array.tobytes()
+        try:
+            array = as_array(record)
+            if array.dtype.hasobject:  # its bytes are addresses
+                return _described(array.tolist())
+            return f"{array.dtype} {array.shape}".encode() + array.tobytes()
+        except (AttributeError, TypeError):  # no array; bfloat16
+            return str(getattr(record, "tolist", lambda: type(record).__name__)()).encode()
     return b"(" + b",".join(parts) + b")"
