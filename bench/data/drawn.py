@@ -235,7 +235,7 @@ def _source(corpus: dict[str, Any], folder: Path) -> Any:
     options["parallel"] = corpus["parallel"] and "buffer" not in kind
     if form in ("list", "stream"):
         return data.records(_rows(corpus, form), decode, **options)
-    make = {"parquet": data.parquet, "arrow": data.arrow}.get(
+    make: Any = {"parquet": data.parquet, "arrow": data.arrow}.get(
         form, data.tar if form.startswith("tar") else data.jsonl
     )
     patterns = [f"{folder}/*.{form}"]

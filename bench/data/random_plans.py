@@ -117,7 +117,7 @@ class Trial:
         if self.drawn.epochs:
             return self.drawn.epochs
         sources = self.state["sources"].values() if self.state else []
-        return max([1, *(each["epoch"] + 1 for each in sources)])
+        return max([1, *(int(each["epoch"]) + 1 for each in sources)])
 
     def train(self, made: LocalSteps, ranks: int, steps: int, after: Any) -> bool:
         """Take so many steps. Return False at the end. ``after``: what the first one must be, on

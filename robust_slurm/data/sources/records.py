@@ -111,12 +111,13 @@ class StreamedRecords(_Records):
             raise DataError(f"{self._name} is divided among ranks: give it whole, the plan divides")
         divisible = bool(made_of) and all(name in DIVISIBLE for name in made_of)
         self._shards = int(dataset.num_shards) if divisible else 1
+        self._divides = bool(made_of)
 
     def fingerprint(self) -> str:
         """Return a digest of the shards' names, if it has some, and of its first record."""
         digest = hashlib.sha256(f"{self._shards} {_names_of(self._dataset)}".encode())
         try:
-            digest.update(_described(next(iter(self._dataset), None)))
+            digest.update(_described(next(self._iterated(0), None)))
         except OSError:
             raise
         except Exception as error:  # noqa: BLE001 - a bad record, of which read() tells
@@ -127,10 +128,15 @@ class StreamedRecords(_Records):
         parts = [SourcePart(f"{self._name}#{n}", 1) for n in range(self._shards)]
         return parts, [(SourceFile(part.name, 0), n) for n, part in enumerate(parts)]
 
+    def _iterated(self, number: int) -> Iterator[Any]:
+        """Iterate over a shard. One of Hugging Face is made anew for it, also of a dataset that has
+        one alone: two threads that iterate over the same object skip records."""
+        if self._divides:
+            return iter(self._dataset.shard(self._shards, number))
+        return iter(self._dataset)
+
     def _records(self, file: SourceFile, number: int, start: int) -> Iterator[tuple[int, Any]]:
-        whole = self._shards == 1
-        shard = self._dataset if whole else self._dataset.shard(self._shards, number)
-        given, index = iter(shard), 0
+        given, index = self._iterated(number), 0
         while True:
             if not self._parallel:  # it may tokenize
                 turn.begin(f"{file.name}: record {index}")
@@ -169,7 +175,7 @@ def _made_of(dataset: Any) -> list[str]:
 
 def _names_of(dataset: Any) -> list[str]:
     """Return the names of the files that a streaming dataset of Hugging Face reads."""
-    step = getattr(dataset, "_ex_iterable", None)
+    step: Any = getattr(dataset, "_ex_iterable", None)
     while hasattr(step, "ex_iterable"):
         step = step.ex_iterable
     files = (getattr(step, "kwargs", None) or {}).get("base_files")
@@ -190,10 +196,10 @@ def _described(record: Any) -> bytes:
         parts = [_described(each) for each in record]
     else:
         try:
-            array = as_array(record)
+            array: Any = as_array(record)
             if array.dtype.hasobject:  # its bytes are addresses
                 return _described(array.tolist())
-            return f"{array.dtype} {array.shape}".encode() + array.tobytes()
+            return f"{array.dtype} {array.shape}".encode() + bytes(array.tobytes())
         except (AttributeError, TypeError):  # no array; bfloat16
             return str(getattr(record, "tolist", lambda: type(record).__name__)()).encode()
     return b"(" + b",".join(parts) + b")"

@@ -124,3 +124,12 @@ def test_an_error_of_a_record_is_of_that_record_and_one_of_a_shard_of_its_rest()
     assert [index for index, values in found if not isinstance(values, dict)] == [5]
     rest = list(records(streaming().map(fails)).read(1))
     assert "five" in rest[-1][1].why and rest[-1][1].rest
+
+
+def test_two_threads_may_read_the_same_streaming_dataset() -> None:
+    """Its objects keep where the last iteration is, of whichever thread."""
+    source = records(streaming(1))
+    first, second = source.read(0), source.read(0)
+    both = [(next(first), next(second)) for _ in range(20)]
+    assert [one[1]["tokens"][0] for one, _ in both] == list(range(20))
+    assert [two[1]["tokens"][0] for _, two in both] == list(range(20))
