@@ -25,8 +25,9 @@ LONG = ("split", "truncate", "error")
 class Plan:
     """A plan of data. The order of all samples follows from it and from a small state.
 
-    ``sources``: corpora by name. ``mix``: their weights, a dict or a function of the step that
-    returns one; by default all are alike. Weights are of tokens, and without ``pack`` of samples.
+    ``sources``: corpora by name; a list of records, or a dataset, may take a source's place.
+    ``mix``: their weights, a dict or a function of the step that returns one; by default all are
+    alike. Weights are of tokens, and without ``pack`` of samples.
 
     ``batch``: rows of each data-parallel rank in a step. ``pack``: tokens of a row. Samples are
     packed into rows; ``long`` says what is done with a sample that is longer than a row: "split"
@@ -42,7 +43,8 @@ class Plan:
     and ``dp_…`` divide the data; ranks that differ in others (``tp``, ``pp``, ``cp``) get the same
     rows. By default all ranks of the job are data-parallel.
 
-    ``epochs``: passes over each source; None: no end. ``seed``: of all shuffles.
+    ``epochs``: passes over each source; None: no end. When all sources that a function ``mix``
+    names are at their end, the others are read. ``seed``: of all shuffles.
 
     Functions must give the same for the same arguments: all processes run them. Raises DataError.
     """
