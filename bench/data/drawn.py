@@ -117,13 +117,16 @@ def draw(seed: int) -> DrawnPlan:
         chance.choice([1, 1, 3]),
         chance.choice([0, 0, 1, 2]),
     )
+    chunked = chance.random() < 0.2  # a corpus that was cut to rows before
+    if chunked:
+        made.batch = 1
     for _ in made.steps:
         made.ranks.append(chance.choice([made.ranks[-1], chance.choice(RANKS)]))
     wanted = max(made.ranks) * made.batch * chance.uniform(0.5, 9.0)
     sources = chance.randint(1, 3)
     for source in range(sources):
         name = "abc"[source]
-        law = chance.choice(LENGTHS)
+        law = "whole rows" if chunked else chance.choice(LENGTHS)
         each = pack or 30
         count = (
             int(wanted / sources)

@@ -115,9 +115,9 @@ class Loader:
         Arrow). It is smaller if ``decode`` leaves records out. Else raises TypeError."""
         with self._asking:
             if self._whole_steps is None:
-                began = self._thread is not None
+                began = self._thread is not None and not isinstance(self._steps, LocalSteps)
                 if began:
-                    self._halt()  # only one thread may ask
+                    self._halt()  # only one thread may ask a data process
                 try:
                     told = self._steps.identity()
                 finally:

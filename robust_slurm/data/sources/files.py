@@ -235,7 +235,8 @@ def _paths(pattern: str, known: dict[tuple[int, int], str]) -> list[SourceFile]:
         if path.is_file():
             status = path.stat()
             found.append(SourceFile(name, status.st_size, _version(status)))
-            place = (status.st_dev, status.st_ino)
+            inode = status.st_ino or hash(name)  # some file systems have none
+            place = (status.st_dev, inode)
             if place in known and known[place] != name:
                 name = min(name, known[place], key=lambda each: (_is_link(each), each))
             known[place] = name
