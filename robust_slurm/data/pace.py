@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from robust_slurm.text import counted
+
 
 class Pace:
     """Counts the batches that were handed out against the steps that were saved.
@@ -45,7 +47,8 @@ class Pace:
                 f"{-more} again. Give the number of batches that are taken and not used at save()"
             )
         return (
-            f"loader: {taken} batches were taken for the first {first} steps, and {each} for each "
-            f"later one: the training is {more} ahead, and a restart skips as many. Take the next "
-            f"batch after save(), or pass prefetched={self._prefetched + more} to data.Loader"
+            f"loader: {counted(taken, 'batch', 'batches')} taken for the first "
+            f"{counted(first, 'step')}, and {each} for each later one: the training is {more} "
+            "ahead, and a restart skips as many. Take the next batch after save(), or pass "
+            f"prefetched={self._prefetched + more} to data.Loader"
         )

@@ -12,7 +12,7 @@ from robust_slurm.data.pace import Pace
     [
         (1, 0, 0, 0, ""),
         (4, 0, 0, 7, ""),
-        (1, 1, 0, 0, "2 batches were taken for the first 1 steps, and 1 for each later one: the"),
+        (1, 1, 0, 0, "2 batches taken for the first 1 step, and 1 for each later one: the"),
         (4, 2, 0, 7, "the training is 2 ahead"),
         (1, 1, 1, 3, ""),
         (1, 2, 1, 0, "pass prefetched=2"),
@@ -33,7 +33,7 @@ def test_batches_are_counted_against_saves(
             said.append(pace.saved_at(step, began))
     texts = [text for text in said if text]
     assert len(texts) == (1 if why else 0)
-    if every == 1 or "batches were" not in why:
+    if every == 1 or "batches taken" not in why:
         assert why in "".join(texts)
 
 
