@@ -19,6 +19,7 @@ from robust_slurm import data
 
 SPAN = 1 << 10
 LONGEST = 900
+PER_SOURCE = 10_000  # numbers of documents
 PACKS = (16, 33, 64, 100, 128)
 RANKS = (1, 1, 2, 2, 3, 4, 5, 7, 8, 12, 13, 16, 24, 31, 37, 48, 50, 63, 64)
 FORMS = ("jsonl", "jsonl.gz", "jsonl.zst", "parquet", "arrow", "tar", "tar.zst", "list", "stream")
@@ -147,7 +148,7 @@ def draw(seed: int) -> DrawnPlan:
         corpus = made.corpora[name]
         made.documents[name] = []
         for at in range(count):
-            number = source * 10_000 + at
+            number = source * PER_SOURCE + at
             document = (number, _length(chance, law, each))
             corpus["parts"][chance.randrange(parts) if at >= parts else at].append(document)
             if not left_out(corpus["decode"], number):

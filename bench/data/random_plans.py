@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import Results
-from bench.data.drawn import SPAN, DrawnPlan, draw, sources_of, write
+from bench.data.drawn import PER_SOURCE, SPAN, DrawnPlan, draw, sources_of, write
 from bench.data.faults import seen
 from bench.data.reference import Piece, may_be_lost, shares_of, wanted
 from robust_slurm import data
@@ -141,6 +141,8 @@ class Trial:
             self.steps += 1
             self.found.update(self.pieces(rows, ranks))
             self.passes()
+            if made._plan.epochs is None and self.drawn.mix in ("alike", "constant"):
+                self.mixture()
         return True
 
     def look(self, made: LocalSteps, ranks: int) -> Any:
@@ -169,6 +171,22 @@ class Trial:
             missing = sum(max(0, most - 1 - self.found[piece]) * piece[2] for piece in once)
             if missing > waiting:
                 raise Wrong(f"source {name}: {missing} tokens not read in a pass that is over")
+
+    def mixture(self) -> None:
+        """Raise Wrong if a source has given more or less than its weight says, by more than one
+        document of each source and those that wait for a place."""
+        drawn = self.drawn
+        weights = drawn.weights() or dict.fromkeys(drawn.documents, 1.0)
+        given = Counter(dict.fromkeys(weights, 0))
+        for (number, _, tokens), times in self.found.items():
+            given["abc"[number // PER_SOURCE]] += times * (tokens if drawn.pack else 1)
+        longest = max(length for each in drawn.documents.values() for _, length in each)
+        waiting = sum(each[-1] for each in self.state["carried"])
+        most = waiting + len(weights) * (longest if drawn.pack else 1)
+        for name, weight in weights.items():
+            wish = given.total() * weight / sum(weights.values())
+            if abs(given[name] - wish) > most:
+                raise Wrong(f"source {name} gave {given[name]}, not {wish:.0f} ± {most}")
 
     def compare(self, ranks: int, epochs: int) -> None:
         """Compare all that was seen with the reference."""
