@@ -27,7 +27,7 @@ DECODES = ("none", "list", "array", "buffer", "tensor", "tensor buffer", "some",
 LENGTHS = ("whole rows", "row or less", "small", "lognormal", "long")
 
 Document = tuple[int, int]
-"""Its number and its tokens."""
+"""A document's number and its tokens."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class DrawnPlan:
     """Batches that a rank has taken and not used when it saves."""
     corpora: dict[str, dict[str, Any]] = field(default_factory=dict)
     documents: dict[str, list[Document]] = field(default_factory=dict)
-    """Of each source: those that decode does not leave out."""
+    """Documents of each source that decode does not leave out."""
 
     def weights(self) -> Any:
         """Return the mixture."""

@@ -1,4 +1,4 @@
-"""What a plan must give, by a model that knows nothing of how it is made."""
+"""Reference of the samples that a plan must give; it knows nothing of how they are made."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ from robust_slurm.heartbeat import phase
 from robust_slurm.layout import DATA_WAIT
 from robust_slurm.resizing.world import repeats, this_world
 
+from .batch_count import BatchCount
 from .errors import DataError, EndOfData
-from .pace import Pace
 from .plan import Plan
 from .planning.mesh import RankMesh
 from .say import say
@@ -95,7 +95,7 @@ class Loader:
         self._whole_steps: int | None = None  # of the plan; -1: nobody knows
         self._ended = False
         self._prefetched = prefetched
-        self._pace = Pace(prefetched)
+        self._count = BatchCount(prefetched)
         self._past: deque[dict[str, Any]] = deque(maxlen=prefetched + 1)  # states, the last one now
 
     def __iter__(self) -> Loader:
@@ -162,7 +162,7 @@ class Loader:
             if not self._past:
                 self._note_taken()
             batch = self._rows.popleft()
-            self._pace.took()
+            self._count.took()
             if not self._rows:
                 self._state = self._after
             self._note_taken()
@@ -182,7 +182,7 @@ class Loader:
     def saved_at(self, step: int, began: int) -> str:
         """Note that the training has done ``step`` steps, the first ``began`` of them before it
         resumed. Return what is wrong with saving the state now; "" if nothing is."""
-        return self._pace.saved_at(step, began)
+        return self._count.saved_at(step, began)
 
     def _state_now(self) -> dict[str, Any]:
         given = (len(self.shares) - len(self._rows)) if self._rows else self._skip
@@ -215,7 +215,7 @@ class Loader:
             self._steps.seek(state["state"])
             self._state, self._skip, self._rest = state["state"], given, state.get("rest")
             self._past.clear()
-            self._pace = Pace(self._prefetched)
+            self._count = BatchCount(self._prefetched)
             self._ended = False
             self._start()
 

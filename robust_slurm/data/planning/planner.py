@@ -65,12 +65,12 @@ class PlannedStep(NamedTuple):
 
 
 class NoStep(NamedTuple):
-    """There is no further step: the epochs are over, and what is left does not suffice."""
+    """The end: the epochs are over, and the samples that are left do not suffice for a step."""
 
     left: int
     """Samples, or pieces of them, that are left."""
     least: int
-    """As many as a step needs."""
+    """Number of them that a step needs."""
 
 
 def next_step(
@@ -125,11 +125,11 @@ class _Drawing:
         self.ready: list[Meta] = []
         """Samples, and pieces of them, for the step's rows."""
         self.count = 0
-        """Of all samples and pieces, those too that no row could have a place for."""
+        """Number of all samples and pieces, with those that no row could have a place for."""
         for meta in state.carried:
             self._add(meta)
         self.carried = len(self.ready)
-        """Those that were carried over; the first ones."""
+        """Number of the first of ``ready``, which were carried over."""
         self.least = rules.shares if rules.pack else self._rows
         """Samples, or pieces, that a step needs: each share has to have one."""
 

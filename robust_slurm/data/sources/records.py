@@ -28,7 +28,7 @@ DIVISIBLE = (
     "FormattedExamplesIterable", "MappedExamplesIterable", "RebatchedArrowExamplesIterable",
     "SelectColumnsIterable", "TypedExamplesIterable",
 )  # fmt: skip
-"""What a streaming dataset may be made of to be read shard by shard with the same records."""
+"""Steps of a streaming dataset that give the same records when it is read shard by shard."""
 
 
 def records(

@@ -128,7 +128,7 @@ def test_an_error_of_a_record_is_of_that_record_and_one_of_a_shard_of_its_rest()
 
 
 def test_a_streaming_dataset_is_not_changed_by_reading_it() -> None:
-    """Its objects keep where their iteration is: two threads with the same ones skip records."""
+    """The objects keep where their iteration is: two threads with the same ones skip records."""
     dataset = streaming(1)
     before = copy.deepcopy(dataset.state_dict())
     source = records(dataset)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from robust_slurm.data.pace import Pace
+from robust_slurm.data.batch_count import BatchCount
 
 
 @pytest.mark.parametrize(
@@ -23,14 +23,14 @@ from robust_slurm.data.pace import Pace
 def test_batches_are_counted_against_saves(
     each: int, ahead: int, prefetched: int, began: int, why: str, every: int
 ) -> None:
-    pace, said = Pace(prefetched), []
+    count, said = BatchCount(prefetched), []
     for _ in range(ahead):
-        pace.took()
+        count.took()
     for step in range(began + 1, began + 13):
         for _ in range(each):
-            pace.took()
+            count.took()
         if step % every == began % every:
-            said.append(pace.saved_at(step, began))
+            said.append(count.saved_at(step, began))
     texts = [text for text in said if text]
     assert len(texts) == (1 if why else 0)
     if every == 1 or "batches taken" not in why:
@@ -38,8 +38,8 @@ def test_batches_are_counted_against_saves(
 
 
 def test_a_change_of_the_number_of_batches_is_no_advance() -> None:
-    pace = Pace()
+    count = BatchCount()
     for step, batches in enumerate([1, 4, 4, 4], 1):
         for _ in range(batches):
-            pace.took()
-        assert pace.saved_at(step, 0) == ""
+            count.took()
+        assert count.saved_at(step, 0) == ""

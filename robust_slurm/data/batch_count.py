@@ -1,11 +1,11 @@
-"""How many batches a training takes for a step: whether it is ahead of what it saves (pure)."""
+"""Count of the batches that a training takes for a step: it must not be ahead at a save (pure)."""
 
 from __future__ import annotations
 
 from robust_slurm.text import counted
 
 
-class Pace:
+class BatchCount:
     """Counts the batches that were handed out against the steps that were saved.
 
     Batches for a step are those between two saves. More than these before the first save, since
