@@ -27,6 +27,7 @@ CASES = {
 }
 GOALS = {
     "balance_8.ours.ranks": 1.05,
+    "exact.wrong": 0.0,
     "exact.lost": 0.0,
     "exact.repeated": 0.0,
     "exact.other_steps": 0.0,

@@ -71,7 +71,7 @@ def planned(ranks: int, steps: int, seed: int = 0) -> tuple[list[PlannedStep], l
         began = time.perf_counter()
         step = next_step(rules, state, heads)
         seconds.append(time.perf_counter() - began)
-        assert step is not None
+        assert isinstance(step, PlannedStep)
         made.append(step)
         state = step.state
     return made, seconds

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .sources.arrow_files import arrow as arrow
     from .sources.json_lines import jsonl as jsonl
     from .sources.parquet_files import parquet as parquet
+    from .sources.records import records as records
     from .sources.tar_shards import tar as tar
 
 _HOMES = {
@@ -22,6 +23,7 @@ _HOMES = {
     "arrow": "sources.arrow_files",
     "jsonl": "sources.json_lines",
     "parquet": "sources.parquet_files",
+    "records": "sources.records",
     "tar": "sources.tar_shards",
 }
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 BEYOND = "a list has a number beyond 32 bits: return an array of int64"
 OVERHEAD = 256  # bytes of the objects around a value, roughly
@@ -12,19 +15,40 @@ OVERHEAD = 256  # bytes of the objects around a value, roughly
 def as_arrays(values: dict[str, Any]) -> dict[str, Any]:
     """Return the values with lists of numbers as arrays: whole ones as int32, others as float32.
 
-    Arrays keep their type. A view is copied: it would keep all of the file's rows in memory.
+    Arrays and tensors keep their type, and are copied: ``decode`` may return the same buffer for
+    every record, and a view would keep all of the file's rows in memory.
     """
+    return {
+        name: _of_list(value) if isinstance(value, (list, tuple)) else _own(value)
+        for name, value in values.items()
+    }
+
+
+def _own(value: Any) -> Any:
+    """Return a value that no later ``decode`` changes."""
     import numpy as np
 
-    made = {}
-    for name, value in values.items():
-        if isinstance(value, (list, tuple)):
-            made[name] = _of_list(value)
-        elif isinstance(value, np.ndarray) and value.base is not None:
-            made[name] = value.copy()
-        else:
-            made[name] = value
-    return made
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
+    if type(value) in (list, tuple):
+        return type(value)(_own(each) for each in value)
+    if type(value) is dict:
+        return {name: _own(each) for name, each in value.items()}
+    if hasattr(value, "detach") and hasattr(value, "clone"):
+        return value.detach().clone()
+    return value
+
+
+def as_array(value: Any) -> Any:
+    """Return a tensor, or what else holds numbers, as an array of the same memory; other values as
+    they are. Raises what the tensor's library raises for numbers that numpy has not."""
+    import numpy as np
+
+    if isinstance(value, np.ndarray) or not hasattr(value, "__array__"):
+        return value
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
 
 
 def token_ids(value: Any) -> Any:
@@ -61,10 +85,10 @@ def _of_list(value: list[Any] | tuple[Any, ...]) -> Any:
         return made.astype(np.int32)
     if made.dtype.kind == "f":
         return made.astype(np.float32)
-    return value if made.dtype.kind in "OUS" else made
+    return _own(value) if made.dtype.kind in "OUS" else made
 
 
-def tokens_of(values: dict[str, Any]) -> int:
+def tokens_of(values: Mapping[str, Any]) -> int:
     """Return the length of "tokens"; without it, that of all one-dimensional arrays, if it is one
     and the same; else 1."""
     if "tokens" in values:

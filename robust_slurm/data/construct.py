@@ -14,7 +14,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from .arrays import tokens_of
+from .arrays import as_array, tokens_of
 from .errors import DataError
 from .planning.planner import describe
 
@@ -39,25 +39,35 @@ def construct(
     import numpy as np
 
     make: Allocate = allocate or (lambda _name, shape, dtype: np.empty(shape, dtype))
+    metas = [meta for row in rows for meta in row]
     if plan.pack:
-        return _packed(rows, samples, plan.pack, plan.pad, make)
-    values = [samples[meta.ref.whole].values for row in rows for meta in row]
+        arrays = {meta.ref.whole: _arrays(meta, samples) for meta in metas}
+        return _packed(rows, arrays, plan.pack, plan.pad, make)
     if plan.collate is None:
-        lengths = [meta.tokens for row in rows for meta in row]
-        return _padded(values, lengths, rows, plan.pad, make)
-    made = plan.collate(values)
+        return _padded([_arrays(meta, samples) for meta in metas], metas, plan.pad, make)
+    made = plan.collate([samples[meta.ref.whole].values for meta in metas])
     if not hasattr(made, "items"):
         raise DataError(f"collate() returned {type(made).__name__}; return a dict of arrays")
     return {str(name): _copied(str(name), value, make) for name, value in made.items()}
 
 
+def _arrays(meta: Meta, samples: Mapping[Any, Sample]) -> Mapping[str, Any]:
+    """Return a sample's values with tensors as arrays. Raises DataError."""
+    values = samples[meta.ref.whole].values
+    try:
+        return {name: as_array(value) for name, value in values.items()}
+    except (TypeError, RuntimeError) as error:  # bfloat16; on a device; sparse
+        raise DataError(f"{describe(meta)}: a value cannot become an array: {error}") from error
+
+
 def _packed(
-    rows: Rows, samples: Mapping[Any, Sample], pack: int, pad: Mapping[str, float], make: Allocate
-) -> dict[str, Any]:
+    rows: Rows, values: Mapping[Any, Mapping[str, Any]], pack: int, pad: Mapping[str, float],
+    make: Allocate,
+) -> dict[str, Any]:  # fmt: skip
     import numpy as np
 
     shape = (len(rows), pack)
-    fields = _fields(rows, samples, pack)
+    fields = _fields(rows, values, pack)
     fills = {name: _fill(name, dtype, pad) for name, dtype in fields.items()}
     _known(pad, fields)
     batch = {name: make(name, shape, dtype) for name, dtype in fields.items()}
@@ -66,11 +76,11 @@ def _packed(
     for at, row in enumerate(rows):
         lengths = [meta.tokens for meta in row]
         firsts = [meta.ref.piece * pack for meta in row]
-        values = [samples[meta.ref.whole].values for meta in row]
+        here = [values[meta.ref.whole] for meta in row]
         *begins, end = 0, *accumulate(lengths)
         if row:
             for name, array in batch.items():
-                places = zip(values, firsts, lengths)  # noqa: B905 - Python 3.9
+                places = zip(here, firsts, lengths)  # noqa: B905 - Python 3.9
                 pieces = [each[name][first : first + n] for each, first, n in places]
                 np.concatenate(pieces, out=array[at, :end])
             positions[at, :end] = np.arange(end) + np.repeat(np.subtract(firsts, begins), lengths)
@@ -86,7 +96,7 @@ def _packed(
     return batch
 
 
-def _fields(rows: Rows, samples: Mapping[Any, Sample], pack: int) -> dict[str, Any]:
+def _fields(rows: Rows, of: Mapping[Any, Mapping[str, Any]], pack: int) -> dict[str, Any]:
     """Return the arrays' names and a dtype that all samples' values fit in. Raises DataError."""
     import numpy as np
 
@@ -94,7 +104,7 @@ def _fields(rows: Rows, samples: Mapping[Any, Sample], pack: int) -> dict[str, A
     first = True
     for row in rows:
         for meta in row:
-            values = samples[meta.ref.whole].values
+            values = of[meta.ref.whole]
             length = tokens_of(values)
             for name, value in values.items():
                 if getattr(value, "ndim", 0) != 1 or len(value) != length:
@@ -148,8 +158,7 @@ def _fill(name: str, dtype: Any, pad: Mapping[str, float]) -> Any:
 
 def _padded(
     values: Sequence[Mapping[str, Any]],
-    lengths: Sequence[int],
-    rows: Rows,
+    metas: Sequence[Meta],
     pad: Mapping[str, float],
     make: Allocate,
 ) -> dict[str, Any]:
@@ -158,8 +167,7 @@ def _padded(
     import numpy as np
 
     batch: dict[str, Any] = {}
-    metas = [meta for row in rows for meta in row]
-    for meta, each in zip(metas, values):  # noqa: B905
+    for meta, each in zip(metas, values):  # noqa: B905 - Python 3.9
         if each.keys() != values[0].keys():
             raise DataError(
                 f"{describe(meta)} has {_names(each)}, other samples have {_names(values[0])}: "
@@ -187,7 +195,8 @@ def _padded(
             batch[name][at, : len(array)] = array
             batch[name][at, len(array) :] = fill
     if "lengths" not in batch:
-        batch["lengths"] = _copied("lengths", np.asarray(lengths, dtype=np.int32), make)
+        lengths = np.asarray([meta.tokens for meta in metas], dtype=np.int32)
+        batch["lengths"] = _copied("lengths", lengths, make)
     return batch
 
 

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from robust_slurm.text import counted
 
 from .construct import construct
 from .errors import DataError, EndOfData, SourceStalled
 from .lanes.use import SourceUse
-from .planning.planner import PlannedStep, next_step
+from .planning.planner import NoStep, PlannedStep, next_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -73,6 +75,7 @@ class Engine:
         self._shares = sorted(set(shares))
         self._say = say
         self._alone = alone
+        self._told = False
         self._held: dict[str, float] = {}  # sources that are held back, until then
         self._use = use or SourceUse()
         self._heads = _FeedHeads(self._feeds, self._use)
@@ -129,13 +132,40 @@ class Engine:
                 self._use.gives_up()
                 self._heads.rewind()
                 raise
-            if step is not None:
+            if isinstance(step, PlannedStep):
+                self._tell_instead(step)
                 return step
             self._heads.rewind()
             if not held_back:
-                raise EndOfData("the plan's epochs are over")
+                self._end(state, step)
             held_back.clear()  # there is nothing else: wait for it
             self._held.clear()
+
+    def _end(self, state: PlanState, found: NoStep) -> NoReturn:
+        """Raise EndOfData; DataError if there never was a step."""
+        what = "piece" if self._plan.pack else "sample"
+        if state.step == 0:
+            raise DataError(
+                f"too few samples: {counted(self._plan.epochs or 0, 'epoch')} of all sources have "
+                f"{counted(found.left, what)}, a step of all ranks needs {found.least}; give more "
+                "data, or fewer ranks or rows (batch)"
+            )
+        if found.left and 0 in self._shares:
+            self._say(
+                f"the plan's epochs are over after {counted(state.step, 'step')}; left out at the "
+                f"end: {counted(found.left, what)}, as a step of all ranks needs {found.least}"
+            )
+        raise EndOfData("the plan's epochs are over")
+
+    def _tell_instead(self, step: PlannedStep) -> None:
+        """Say once that other sources are read than the mixture names."""
+        if step.instead and not self._told and 0 in self._shares:
+            self._told = True
+            self._say(
+                f"mix({step.number}) names only sources whose epochs are over; read instead, by "
+                f"equal parts: {', '.join(step.instead)}. A source that is not to be read must not "
+                "be in the plan"
+            )
 
     def _stalled(self, source: str, stalled: SourceStalled, *, held: bool = False) -> None:
         """Say what is done; raise what was raised if the source's policy is "error"."""

@@ -19,8 +19,11 @@ from robust_slurm.heartbeat import phase
 from robust_slurm.layout import DATA_WAIT
 from robust_slurm.resizing.world import repeats, this_world
 
+from .batch_count import BatchCount
 from .errors import DataError, EndOfData
 from .plan import Plan
+from .planning.mesh import RankMesh
+from .say import say
 from .service.ring import MEMORY
 from .steps import LocalSteps
 
@@ -52,14 +55,20 @@ class Loader:
     shared_position = True
     """Any rank, also of a world of another size, can go on with this loader's state."""
 
-    def __init__(self, plan: Plan | str, *, ahead: int = 2, memory: int = MEMORY) -> None:
+    def __init__(
+        self, plan: Plan | str, *, ahead: int = 2, memory: int = MEMORY, prefetched: int = 0
+    ) -> None:
         """``plan``: a Plan, or the name "module:plan" of one, or of a function that makes one. A
         plan given by name is prepared by the node's data process under robust-srun, which holds
-        about ``memory`` bytes of steps. ``ahead``: steps ready in advance here. DataError."""
+        about ``memory`` bytes of steps. ``ahead``: steps ready in advance here. ``prefetched``:
+        batches that the training has already taken, and not used, whenever it saves: the state is
+        that before them. DataError."""
         if type(ahead) is not int or ahead < 1:
             raise DataError(f"Loader: ahead is {ahead!r}; give a number of steps >= 1")
         if type(memory) is not int or memory < 1:
             raise DataError(f"Loader: memory is {memory!r}; give a number of bytes >= 1")
+        if type(prefetched) is not int or prefetched < 0:
+            raise DataError(f"Loader: prefetched is {prefetched!r}; give a number of batches >= 0")
         whole = this_world()
         self._steps, self.shares = open_steps(plan, whole, memory)
         self._named = (plan, f"{whole.size}/{whole.original}") if isinstance(plan, str) else None
@@ -81,34 +90,101 @@ class Loader:
         self._skip = 0  # batches of the next step that were handed out before it was saved
         self._rest: Any = None  # the digest of the other batches of that step
         self._owner = 0  # the process that the thread is in
+        self._asking = threading.RLock()  # one thread at a time gets a batch, or seeks
+        self._giving = threading.RLock()  # the state fits the batches that were handed out
+        self._whole_steps: int | None = None  # of the plan; -1: nobody knows
+        self._ended = False
+        self._prefetched = prefetched
+        self._count = BatchCount(prefetched)
+        self._past: deque[dict[str, Any]] = deque(maxlen=prefetched + 1)  # states, the last one now
 
     def __iter__(self) -> Loader:
+        if self._ended and 0 in self.shares:
+            say(
+                "the plan's epochs are over, so a further pass over its loader has no batch: give "
+                "Plan the number of all epochs, or make a new Loader"
+            )
         return self
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        """Return the batches of a rank from the plan's beginning to its end, if that is known: with
+        ``epochs``, without ``pack``, of sources that know their number of records (lists, Parquet,
+        Arrow). It is smaller if ``decode`` leaves records out. Else raises TypeError."""
+        with self._asking:
+            if self._whole_steps is None:
+                began = self._thread is not None and not isinstance(self._steps, LocalSteps)
+                if began:
+                    self._halt()  # only one thread may ask a data process
+                try:
+                    told = self._steps.identity()
+                finally:
+                    if began:
+                        self._start()
+                shares = RankMesh(told["mesh"] or {"dp": this_world().original}).data
+                self._whole_steps = told["samples"] // (shares * told["batch"])
+        if self._whole_steps < 0:
+            raise TypeError(
+                "this plan's number of steps is not known: it has one with epochs=, without pack, "
+                "and of sources that know their number of records"
+            )
+        return self._whole_steps * len(self.shares)
 
     def __next__(self) -> dict[str, Any]:
         """Return the next batch; raise StopIteration after the plan's epochs, on all ranks at the
-        same step. In a pass for other ranks (``accumulate``) it is the last one again. Raises
-        DataError."""
-        if self._last is not None and repeats():
-            return as_tensors(self._last)
+        same step. In a pass for other ranks (``accumulate``) it is the last one again. Several
+        threads may ask; each gets a batch of its own. Raises DataError."""
+        self._expect_own_process()
+        with self._asking:
+            if self._last is not None and repeats():
+                return as_tensors(self._last)
+            try:
+                return as_tensors(self._take())
+            except StopIteration:
+                self._ended = True
+                self._note_taken()  # those that were taken before are one less
+                raise
+
+    def _take(self) -> Mapping[str, Any]:
         while not self._rows:
             _, rows, after = self._next_step()
-            self._after = after
             rest = [rows[share] for share in self.shares[self._skip :]]
             if self._skip and digest_of(rest) != self._rest:
                 self._ready.appendleft(DataError(OTHER_ROWS))
                 continue
-            self._rows.extend(rest)
-            self._skip = 0
-        batch = self._rows.popleft()
+            with self._giving:
+                self._after = after
+                self._rows.extend(rest)
+                self._skip = 0
+        with self._giving:
+            if not self._past:
+                self._note_taken()
+            batch = self._rows.popleft()
+            self._count.took()
+            if not self._rows:
+                self._state = self._after
+            self._note_taken()
         if self._keeps:
             self._last = batch
-        if not self._rows:
-            self._state = self._after
-        return as_tensors(batch)
+        return batch
+
+    def _note_taken(self) -> None:
+        if self._prefetched:
+            self._past.append(self._state_now())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last batch that was handed out: some KB of plain values."""
+        with self._giving:
+            return self._past[0] if self._past else self._state_now()
+
+    def saved_at(self, step: int, began: int) -> str:
+        """Note that the training has done ``step`` steps, the first ``began`` of them before it
+        resumed. Return what is wrong with saving the state now; "" if nothing is."""
+        return self._count.saved_at(step, began)
+
+    def _state_now(self) -> dict[str, Any]:
         given = (len(self.shares) - len(self._rows)) if self._rows else self._skip
         state: dict[str, Any] = {"state": self._state, "given": given}
         if given:
@@ -128,23 +204,31 @@ class Loader:
                 "the loader was saved in the middle of a step, by a rank with other shares: save "
                 "when a step's batches have all been used"
             )
-        if self._closed:
-            raise DataError("the loader is closed")
-        before = self.state_dict()
-        self._halt()
-        self._ready.clear()
-        self._rows.clear()
-        self._skip, self._rest = before["given"], before.get("rest")  # if the state is refused
-        self._steps.seek(state["state"])
-        self._state, self._skip, self._rest = state["state"], given, state.get("rest")
-        self._start()
+        with self._asking, self._giving:
+            if self._closed:
+                raise DataError("the loader is closed")
+            before = self._state_now()
+            self._halt()
+            self._ready.clear()
+            self._rows.clear()
+            self._skip, self._rest = before["given"], before.get("rest")  # if it is refused
+            self._steps.seek(state["state"])
+            self._state, self._skip, self._rest = state["state"], given, state.get("rest")
+            self._past.clear()
+            self._count = BatchCount(self._prefetched)
+            self._ended = False
+            self._start()
 
     def close(self) -> None:
         """Stop reading. There are no further batches."""
-        if not self._closed:
-            self._closed = True
-            self._halt()
-            self._steps.close()
+        self._expect_own_process()
+        with self._change:
+            closed, self._closed = self._closed, True
+            self._change.notify_all()  # another thread may be waiting for a batch
+        if not closed:
+            with self._asking:
+                self._halt()
+                self._steps.close()
 
     def _next_step(self) -> tuple[int, Mapping[int, Mapping[str, Any]], Any]:
         if self._closed:
@@ -163,13 +247,15 @@ class Loader:
             self._steps.seek(self._state)
             self._start()
         with self._change:
-            if not self._ready and not self._change.wait_for(self._is_ready, SHORT):
+            if not self._is_ready() and not self._change.wait_for(self._is_ready, SHORT):
                 begun = time.monotonic() - SHORT
                 # A thread that fetches ahead waits all the time: that says nothing of the training.
                 in_main = threading.current_thread() is threading.main_thread()
                 with phase(DATA_WAIT) if in_main else nullcontext():
                     self._change.wait_for(self._is_ready)
                 self.waited += time.monotonic() - begun
+            if self._closed:
+                raise DataError("the loader is closed")
             found = self._ready[0]
             if isinstance(found, EndOfData):
                 raise StopIteration
@@ -180,7 +266,7 @@ class Loader:
         return found  # type: ignore[no-any-return]
 
     def _is_ready(self) -> bool:
-        return bool(self._ready)
+        return bool(self._ready) or self._closed
 
     def _expect_own_process(self) -> None:
         """Raise DataError in a fork: the thread is not there, and the parent goes on with the same

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .errors import DataError
@@ -10,9 +11,10 @@ from .planning import mix as mixture
 from .planning.mesh import RankMesh
 from .planning.planner import Rules
 from .sources.listing import list_parts
+from .sources.records import records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from .sample import Meta
     from .sources.base import Source
@@ -23,8 +25,9 @@ LONG = ("split", "truncate", "error")
 class Plan:
     """A plan of data. The order of all samples follows from it and from a small state.
 
-    ``sources``: corpora by name. ``mix``: their weights, a dict or a function of the step that
-    returns one; by default all are alike. Weights are of tokens, and without ``pack`` of samples.
+    ``sources``: corpora by name; a list of records, or a dataset, may take a source's place.
+    ``mix``: their weights, a dict or a function of the step that returns one; by default all are
+    alike. Weights are of tokens, and without ``pack`` of samples.
 
     ``batch``: rows of each data-parallel rank in a step. ``pack``: tokens of a row. Samples are
     packed into rows; ``long`` says what is done with a sample that is longer than a row: "split"
@@ -40,7 +43,8 @@ class Plan:
     and ``dp_…`` divide the data; ranks that differ in others (``tp``, ``pp``, ``cp``) get the same
     rows. By default all ranks of the job are data-parallel.
 
-    ``epochs``: passes over each source; None: no end. ``seed``: of all shuffles.
+    ``epochs``: passes over each source; None: no end. When all sources that a function ``mix``
+    names are at their end, the others are read. ``seed``: of all shuffles.
 
     Functions must give the same for the same arguments: all processes run them. Raises DataError.
     """
@@ -63,6 +67,7 @@ class Plan:
     ) -> None:
         self.sources = _sources(sources)
         self.mix = _mix(mix, list(self.sources))
+        self._mix_changes = callable(mix)
         self.cost = _function("cost", cost) or _tokens
         self.pack = _number("pack", pack)
         self.batch = _number("batch", batch) or 1
@@ -136,13 +141,26 @@ class Plan:
         """Return plain values that must be the same on all ranks of a run. Raises DataError."""
         mesh = {} if self.mesh is None else dict(self.mesh.sizes)
         more = {"batch": self.batch, "mesh": mesh, "fill": self.fill, "epochs": self.epochs or 0}
-        return {**self.fingerprint(), **more}
+        return {**self.fingerprint(), **more, "samples": self._samples()}
+
+    def _samples(self) -> int:
+        """Return the records of all epochs, where each is a sample; -1 if their number is not
+        known."""
+        if self.pack or not self.epochs:
+            return -1
+        weights = {} if self._mix_changes else self.mix(0)
+        read = [
+            each for name, each in self.sources.items() if self._mix_changes or weights.get(name)
+        ]
+        numbers = [part.records for source in read for part in source.parts()]
+        return -1 if min(numbers) < 0 else self.epochs * sum(numbers)
 
     def rules(self, shares: int) -> Rules:
         """Return the planner's rules. ``shares``: number of all shares of a step."""
         return Rules(
-            self.mix, self.cost, self.pack, self.long, self.fill, self.batch, shares, self.epochs
-        )
+            self.mix, self.cost, self.pack, self.long, self.fill, self.batch, shares, self.epochs,
+            self._mix_changes,
+        )  # fmt: skip
 
 
 def _tokens(meta: Meta) -> float:
@@ -154,15 +172,24 @@ def _sources(sources: Any) -> dict[str, Source]:
     given = _mapping("sources", sources)
     if not given:
         raise DataError("Plan: sources is empty")
-    for name, source in given.items():
-        if not isinstance(name, str) or not name:
-            raise DataError(f"Plan: sources: {name!r} is not a name")
-        if not all(hasattr(source, need) for need in ("parts", "read", "options", "fingerprint")):
-            raise DataError(
-                f"Plan: source {name} is {source!r}; make one with robust_slurm.data.jsonl(), "
-                "parquet() or another of its functions"
-            )
-    return {name: given[name] for name in sorted(given)}
+    if unnamed := [name for name in given if not isinstance(name, str) or not name]:
+        raise DataError(f"Plan: sources: {unnamed[0]!r} is not a name")
+    return {name: _source(name, given[name]) for name in sorted(given)}
+
+
+def _source(name: str, found: Any) -> Source:
+    if all(hasattr(found, need) for need in ("parts", "read", "options", "fingerprint")):
+        return found  # type: ignore[no-any-return]
+    known = hasattr(found, "__iter__") or hasattr(found, "__getitem__")
+    if isinstance(found, (str, bytes, Mapping)) or not known:
+        raise DataError(
+            f"Plan: source {name} is {found!r}; make one with robust_slurm.data.jsonl(), "
+            "parquet() or another of its functions, or give a list or a dataset"
+        )
+    try:
+        return records(found)
+    except DataError as error:
+        raise DataError(f"Plan: source {name}: {error}") from None
 
 
 def _mix(mix: Any, names: list[str]) -> Callable[[int], Any]:

@@ -9,4 +9,5 @@ from contextlib import suppress
 def say(text: str) -> None:
     """Print a line at once: a process may be killed at any moment. Raises nothing."""
     with suppress(OSError, ValueError):  # a stderr that is closed: there is nobody to tell
-        print(f"robust-slurm: data: {text}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"robust-slurm: data: {text}\n")  # at once: threads share the stream
+        sys.stderr.flush()

@@ -68,6 +68,17 @@ def is_global(found: Any) -> bool:
     return getattr(getattr(found, "found", found), "shared_position", False) is True
 
 
+def ahead_of(loader: Any, step: int, began: int) -> list[str]:
+    """Tell loaders that count their batches (``robust_slurm.data``) that ``step`` steps are done,
+    ``began`` of them before the resume. Return what is wrong with saving their state now."""
+    if isinstance(loader, Mapping):
+        loader = list(loader.values())
+    if isinstance(loader, (list, tuple)):
+        return [text for each in loader for text in ahead_of(each, step, began)]
+    note = getattr(loader, "saved_at", None) if is_global(loader) else None
+    return [text for text in [note(step, began) if note else ""] if text]
+
+
 def _first_shares(loader: Any) -> list[int]:
     """Return the first share of each of these loaders that says which are its rank's."""
     if isinstance(loader, Mapping):

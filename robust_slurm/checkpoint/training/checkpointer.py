@@ -17,6 +17,7 @@ from robust_slurm import heartbeat
 from ..capture.beside.plain_values import Extra, PlainValue
 from ..capture.sections import has_state
 from ..capture.state import State
+from ..capture.taken_over import ahead_of
 from ..capture.unsupported import checked
 from ..copying.turns import DEADLINE, Turns
 from . import mesh as meshes
@@ -105,6 +106,7 @@ class Checkpointer:
         self._say = self._warned.say
         self._pid = os.getpid()
         self._resumed = self._closing = self._closed = False
+        self._began = 0
         self._place = ""
         self._turns = Turns()
         self._handles = self._hook(named(optimizer).values())
@@ -134,6 +136,7 @@ class Checkpointer:
                 raise CheckpointError("closed while it resumed") from None
             raise
         heartbeat._resumed_step(step)
+        self._began = step
         return step
 
     def save(self, step: SupportsIndex) -> None:
@@ -172,7 +175,10 @@ class Checkpointer:
                 return
             heartbeat._saved_step(number)
             session = self._start()
-            for text in self._values.check(self.extra):
+            ahead = ahead_of(
+                [self._objects.get("loader"), *self.extra.values()], number, self._began
+            )
+            for text in [*self._values.check(self.extra), *ahead]:
                 self._say(text)
             session.save(number)
         except Exception as error:  # noqa: BLE001 - a failing save must not end a training

@@ -7,12 +7,12 @@ every process that runs it comes to the same steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 from robust_slurm.data.errors import DataError
 from robust_slurm.data.lanes.position import Position
-from robust_slurm.data.sample import Meta
+from robust_slurm.data.sample import Meta, Ref
 
 from . import mix as mixture
 from .balance import into_groups, into_rows
@@ -44,6 +44,8 @@ class Rules(NamedTuple):
     batch: int
     shares: int
     epochs: int | None
+    mix_changes: bool = True
+    """``mix`` is a function of the step, not the same weights in all."""
 
 
 class PlannedStep(NamedTuple):
@@ -58,24 +60,33 @@ class PlannedStep(NamedTuple):
     """The cost of each share's rows."""
     state: PlanState
     """After it."""
+    instead: tuple[str, ...] = ()
+    """Sources that were drawn from because those that the mixture names were at their end."""
+
+
+class NoStep(NamedTuple):
+    """The end: the epochs are over, and the samples that are left do not suffice for a step."""
+
+    left: int
+    """Samples, or pieces of them, that are left."""
+    least: int
+    """Number of them that a step needs."""
 
 
 def next_step(
     rules: Rules, state: PlanState, heads: Heads, held_back: Collection[str] = ()
-) -> PlannedStep | None:
-    """Return the next step; None if there is none: the epochs are over, and what is left does not
-    suffice for all shares. ``held_back``: sources that nothing is drawn from now; None also if
-    the others do not suffice for whole rows. Raises DataError."""
+) -> PlannedStep | NoStep:
+    """Return the next step, or NoStep if the epochs are over. ``held_back``: sources that nothing
+    is drawn from now; NoStep also if the others do not suffice for whole rows. Raises DataError."""
     drawing = _Drawing(rules, state, heads, held_back)
-    carried = list(state.carried)
-    ready = carried + drawing.until_full(sum(meta.tokens for meta in carried), len(carried))
-    least = rules.shares if rules.pack else rules.shares * rules.batch
-    if len(ready) < least or (held_back and not drawing.full):
-        return None
+    drawing.draw()
+    least, ready = drawing.least, drawing.ready
+    if drawing.count < least or (held_back and not drawing.full):
+        return NoStep(drawing.count, least)
     costs = [_cost(rules.cost, meta) for meta in ready]
     if rules.pack:
         packed = into_rows(
-            [meta.tokens for meta in ready], costs, len(carried),
+            [meta.tokens for meta in ready], costs, drawing.carried,
             rules.shares, rules.batch, rules.pack,
         )  # fmt: skip
         places, left = packed.rows, packed.left
@@ -87,7 +98,8 @@ def next_step(
         tuple(tuple(tuple(ready[item] for item in row) for row in share) for share in places),
         tuple(drawing.drawn),
         tuple(math.fsum(costs[item] for row in share for item in row) for share in places),
-        PlanState(state.step + 1, drawing.sources(), tuple(ready[item] for item in left)),
+        PlanState(state.step + 1, drawing.sources(), drawing.unplaced(left)),
+        drawing.instead,
     )
 
 
@@ -98,29 +110,51 @@ class _Drawing:
         self, rules: Rules, state: PlanState, heads: Heads, held_back: Collection[str]
     ) -> None:
         self._rules = rules
-        self._heads = heads
+        self._held_back = held_back
         self._places = {name: _Place(name, each, heads) for name, each in state.sources.items()}
         self._credits = {name: each.credit for name, each in state.sources.items()}
         where = f"mix({state.step})"
         parts = mixture.parts_of(rules.mix(state.step), list(state.sources), where)
         self._parts = {name: part for name, part in parts.items() if name not in held_back}
+        self._rows = rules.shares * rules.batch
+        self._whole_rows = 0
+        self._tokens = 0
+        self._behind: list[tuple[tuple[int, int], Meta]] = []
         self.drawn: list[Meta] = []
-        self.full = False
+        self.instead: tuple[str, ...] = ()
+        self.ready: list[Meta] = []
+        """Samples, and pieces of them, for the step's rows."""
+        self.count = 0
+        """Number of all samples and pieces, with those that no row could have a place for."""
+        for meta in state.carried:
+            self._add(meta)
+        self.carried = len(self.ready)
+        """Number of the first of ``ready``, which were carried over."""
+        self.least = rules.shares if rules.pack else self._rows
+        """Samples, or pieces, that a step needs: each share has to have one."""
+
+    @property
+    def full(self) -> bool:
         """The step has as many samples as it should."""
+        rules = self._rules
+        enough = rules.pack is None or self._tokens >= self._rows * rules.pack * rules.fill
+        return enough and self.count >= self.least
 
     def sources(self) -> dict[str, SourceState]:
         """Return the sources' states after what was drawn."""
         return {name: place.state(self._credits[name]) for name, place in self._places.items()}
 
-    def until_full(self, tokens: int, samples: int) -> list[Meta]:
+    def unplaced(self, left: Collection[int]) -> tuple[Meta, ...]:
+        """Return what is carried over, oldest first. ``left``: of ``ready``, without a place."""
+        waiting = [((item, 0), self.ready[item]) for item in left] + self._behind
+        waiting.sort(key=lambda each: each[0])
+        return tuple(_joined((meta for _, meta in waiting), self._rules.pack))
+
+    def draw(self) -> None:
         """Draw until the step's rows are full, or all sources have come to their end."""
         rules = self._rules
-        rows = rules.shares * rules.batch
-        wanted = rows * rules.pack * rules.fill if rules.pack else rows
-        have = tokens if rules.pack else samples
-        found: list[Meta] = []
         empty = 0
-        while have < wanted and self._parts:
+        while not self.full and (self._parts or self._others()):
             name = mixture.choose(self._parts, self._credits)
             meta = self._places[name].draw(rules.epochs)
             if meta is None:
@@ -133,10 +167,38 @@ class _Drawing:
             if empty > MOST_EMPTY:
                 raise DataError(f"source {name}: {MOST_EMPTY} samples in a row have no token")
             mixture.book(self._parts, self._credits, name, amount)
-            found += pieces
-            have += amount
-        self.full = have >= wanted
-        return found
+            for piece in pieces:
+                self._add(piece)
+
+    def _others(self) -> bool:
+        """Go on with all sources that are not at their end, if the mixture that names others is a
+        function of the step: in another step it may name these. Return False if there are none."""
+        if self._held_back or not self._rules.mix_changes:
+            return False
+        epochs = self._rules.epochs
+        left = [name for name, place in self._places.items() if place.has_more(epochs)]
+        if left:
+            self.instead = tuple(left)
+            self._parts = mixture.parts_of(dict.fromkeys(left, 1), left, "")
+        return bool(left)
+
+    def _add(self, meta: Meta) -> None:
+        """Have a sample placed: of a long document's whole rows no more than there are rows."""
+        pack = self._rules.pack
+        self._tokens += meta.tokens
+        if pack is None or meta.tokens < pack:
+            self.ready.append(meta)
+            self.count += 1
+            return
+        whole = meta.tokens // pack
+        fit = min(whole, self._rows - self._whole_rows)
+        self._whole_rows += fit
+        self.count += whole
+        for number in range(fit):
+            self.ready.append(Meta(_piece(meta.ref, number), pack))
+        if fit < whole:
+            rest = Meta(_piece(meta.ref, fit), (whole - fit) * pack)
+            self._behind.append(((len(self.ready) - 1, 1), rest))
 
 
 class _Place:
@@ -172,9 +234,17 @@ class _Place:
             self._epoch = int(earliest)  # lanes may have no sample in many passes
         return None
 
+    def has_more(self, epochs: int | None) -> bool:
+        """True if ``draw`` would return a sample."""
+        if epochs is None:
+            return True
+        heads = (self._heads.head(self._name, lane) for lane in range(len(self._lanes)))
+        return self._epoch < epochs and any(meta.ref.epoch < epochs for meta, _ in heads)
+
 
 def pieces_of(meta: Meta, pack: int | None, long: str) -> list[Meta]:
-    """Return what a sample is packed as: itself, or its pieces if it is longer than a row."""
+    """Return what a sample is packed as: itself; or, if it is longer than a row, all whole rows of
+    it as one, and the rest."""
     if pack is None:
         return [meta]
     if meta.tokens <= pack:
@@ -186,10 +256,29 @@ def pieces_of(meta: Meta, pack: int | None, long: str) -> list[Meta]:
         )
     if long == "truncate":
         return [meta._replace(tokens=pack)]
-    return [
-        Meta(meta.ref._replace(piece=number), min(pack, meta.tokens - start))
-        for number, start in enumerate(range(0, meta.tokens, pack))
-    ]
+    whole, rest = divmod(meta.tokens, pack)
+    pieces = [meta._replace(tokens=whole * pack)]
+    return [*pieces, Meta(_piece(meta.ref, whole), rest)] if rest else pieces
+
+
+def _piece(ref: Ref, number: int) -> Ref:
+    return ref._replace(piece=ref.piece + number)
+
+
+def _joined(metas: Iterable[Meta], pack: int | None) -> Iterator[Meta]:
+    """Yield samples in their order; whole rows of a document that follow one another are one."""
+    before: Meta | None = None
+    for meta in metas:
+        if before is not None and pack is not None:
+            whole, rest = divmod(before.tokens, pack)
+            if not rest and not meta.tokens % pack and meta.ref == _piece(before.ref, whole):
+                before = before._replace(tokens=before.tokens + meta.tokens)
+                continue
+        if before is not None:
+            yield before
+        before = meta
+    if before is not None:
+        yield before
 
 
 def describe(meta: Meta) -> str:

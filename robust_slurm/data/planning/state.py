@@ -12,7 +12,7 @@ from robust_slurm.data.errors import DataError
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.sample import Meta, Ref
 
-VERSION = 1
+VERSION = 2
 MOST_CARRIED = 1_000_000
 
 
@@ -37,7 +37,8 @@ class PlanState(NamedTuple):
     step: int
     sources: dict[str, SourceState]
     carried: tuple[Meta, ...] = ()
-    """Samples that were drawn and found no place yet, oldest first."""
+    """Samples that were drawn and found no place yet, oldest first. One of more tokens than a row
+    is that many whole rows of a document, from its ``piece`` on."""
 
 
 def first_state(lanes: dict[str, int]) -> PlanState:
@@ -89,11 +90,11 @@ def from_plain(plain: Any, fingerprint: dict[str, Any], lanes: dict[str, int]) -
     if not isinstance(carried, list) or len(carried) > MOST_CARRIED:
         raise DataError("the saved state is damaged: carried is no list of samples")
     names = sorted(lanes)
-    return PlanState(
-        _natural(plain.get("step"), "step"),
-        sources,
-        tuple(_carried(each, names, lanes) for each in carried),
-    )
+    waiting = tuple(_carried(each, names, lanes) for each in carried)
+    pack = fingerprint.get("pack", 0)
+    if pack and any(meta.tokens > pack and meta.tokens % pack for meta in waiting):
+        raise DataError("the saved state is damaged: carried: a piece is no whole number of rows")
+    return PlanState(_natural(plain.get("step"), "step"), sources, waiting)
 
 
 def difference(

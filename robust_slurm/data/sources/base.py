@@ -54,5 +54,6 @@ class Source(Protocol):
         again until ``patience`` is over."""
 
     def fingerprint(self) -> str:
-        """Return a digest of the parts' names and sizes. It is kept in the plan's state: a state
-        of other files is an error, not other data. The folder of all files may be another."""
+        """Return a digest that tells the parts' content from that of others, by names, sizes and
+        samples. It is kept in the plan's state: a state of other files is an error, not other data.
+        The folder of all files may be another, and so may the files' times."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Decode = Callable[[Any], Mapping[str, Any] | None]
 
 OPENING = 16
-"""Files that are opened at the same time, of formats whose parts are found in them."""
+"""Files that are looked into at the same time."""
 
 
 class FileSource(ABC):
@@ -35,9 +35,6 @@ class FileSource(ABC):
     sources, unless ``parallel`` says that this one may be called by several threads. What decode
     computes in Python takes one core of the process; numpy, pyarrow and zstandard use more.
     """
-
-    opens = False
-    """Files have to be opened to find their parts."""
 
     def __init__(
         self,
@@ -77,10 +74,15 @@ class FileSource(ABC):
             yield at, BadRecord(found.name, at, why, True)
 
     def fingerprint(self) -> str:
-        """Return a digest of the parts' names, relative to their common folder, and sizes."""
-        parts = self.parts()
+        """Return a digest of the parts' names, relative to their common folder, sizes, and samples
+        of their content. Their times are not in it: a copy has others."""
+        parts, places = self._found()
         folder = len(os.path.commonprefix([part.name for part in parts]).rpartition("/")[0])
-        text = json.dumps([[part.name[folder:], part.size, part.records] for part in parts])
+        described = [
+            [part.name[folder:], part.size, part.records, file.samples]
+            for part, (file, _) in zip(parts, places)  # noqa: B905 - Python 3.9
+        ]
+        text = json.dumps(described)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def _divided(self, file: SourceFile) -> list[tuple[SourcePart, SourceFile, int]]:
@@ -114,8 +116,7 @@ class FileSource(ABC):
                     files = self._files()
                 except OSError as error:
                     raise DataError(f"{first}: {error}") from error
-                divided = self._all_named(files) if self.opens else map(self._named, files)
-                found = [part for each in divided for part in each]
+                found = [part for each in self._all_named(files) for part in each]
                 if not found:
                     raise DataError(f"{first}: {counted(len(files), 'file')} without a record")
                 self._places = [(file, number) for _, file, number in found]
@@ -153,7 +154,7 @@ class FileSource(ABC):
 
     def _named(self, file: SourceFile) -> list[tuple[SourcePart, SourceFile, int]]:
         try:
-            return self._divided(file)
+            return self._divided(self.files.sampled(file))
         except (OSError, Unreadable) as error:
             raise DataError(f"{file.name}: {error}") from error
         finally:
@@ -165,7 +166,6 @@ class FileSource(ABC):
             values = None if record is None else self._values(name, index, record)
             if values is None:
                 return None
-            values = as_arrays(values)
             return None if "tokens" in values and not len(values["tokens"]) else values
         except (DataError, MemoryError):
             raise
@@ -180,16 +180,18 @@ class FileSource(ABC):
 
     def _values(self, name: str, index: int, record: Any) -> dict[str, Any] | None:
         if self._decode is None:
-            return self._tokens(record)
+            return as_arrays(self._tokens(record))
         if self._parallel:
-            made = self._decode(record)
-        else:
-            turn.begin(f"{name}: record {index}")
-            try:
-                made = self._decode(record)
-            finally:
-                turn.end()
-        return None if made is None else dict(made)
+            return _arrays(self._decode(record))
+        turn.begin(f"{name}: record {index}")
+        try:
+            return _arrays(self._decode(record))  # the next decode may use the same buffers
+        finally:
+            turn.end()
+
+
+def _arrays(made: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if made is None else as_arrays(dict(made))
 
 
 def _bad(name: str, index: int, error: Exception) -> BadRecord:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import io
 import os
 from contextlib import suppress
@@ -11,7 +12,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from robust_slurm.data.errors import DataError
+from robust_slurm.data.say import say
 from robust_slurm.data.sources.zstd import ZstandardStream, zstandard
+from robust_slurm.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 
 BUFFER = 1 << 18  # bytes that are read at a time
 INSTALL = "pip install pyarrow zstandard fsspec"
+WHOLE = 1 << 20  # bytes of a file that is looked at as a whole to know it again
+BLOCKS, BLOCK = 8, 1 << 12  # of a larger one: blocks, and bytes of each
 
 
 class SourceFile(NamedTuple):
@@ -27,6 +32,8 @@ class SourceFile(NamedTuple):
 
     name: str  # an absolute path, or a URL
     size: int
+    version: tuple[int, int] = (0, 0)  # of a local file: its inode, and when it was written, ns
+    samples: str = ""  # a digest of some of a local file's content
 
 
 class Unreadable(Exception):
@@ -48,18 +55,33 @@ class Files:
 
     def find(self) -> list[SourceFile]:
         """Return the files, each once, in the order of their names. Raises DataError, OSError."""
-        found: dict[str, int] = {}
+        found: dict[str, SourceFile] = {}
+        known: dict[tuple[int, int], str] = {}
         for pattern in self.patterns:
-            new = self._urls(pattern) if is_url(pattern) else _paths(pattern)
+            new = self._urls(pattern) if is_url(pattern) else _paths(pattern, known)
             if not new:
                 raise DataError(f"{pattern}: no such file")
-            found.update(new)
+            found.update((file.name, file) for file in new)
         if not found:
             raise DataError("a source without files: its list of patterns is empty")
-        return [SourceFile(name, found[name]) for name in sorted(found)]
+        once = set(known.values())
+        files = [found[name] for name in sorted(found) if is_url(name) or name in once]
+        if (more := len(found) - len(files)) and os.environ.get("RANK", "0") == "0":
+            other = min(found.keys() - {file.name for file in files})
+            say(f"{counted(more, 'path')}, as {other}, lead to files of the same source: read once")
+        return files
+
+    def sampled(self, file: SourceFile) -> SourceFile:
+        """Return a local file with its ``samples``. Raises DataError, OSError."""
+        if is_url(file.name):
+            return file  # an answer of its server would be needed for each sample
+        with self.open(file) as opened:
+            return file._replace(samples=_samples(opened, file.size))
 
     def open(self, file: SourceFile) -> IO[bytes]:
-        """Open a file, as it is stored. Raises DataError if its size is not what it was."""
+        """Open a file, as it is stored. Raises DataError if it has another size than when it was
+        found, or has been written since, with other samples of its content."""
+        version = file.version
         if is_url(file.name):
             system, path = self._system(file.name)
             size = _answer(system.info, path)["size"]
@@ -67,16 +89,19 @@ class Files:
             opened: IO[bytes] = io.BufferedReader(remote, BUFFER)
         else:
             opened = open(file.name, "rb", buffering=BUFFER)  # noqa: SIM115 - the caller closes
-            size = os.fstat(opened.fileno()).st_size
+            status = os.fstat(opened.fileno())
+            size, version = status.st_size, _version(status)
+        why = ""
         if size != file.size:
+            why = f"{size} bytes, and {file.size} when it was found"
+        elif version != file.version and file.samples and _samples(opened, size) != file.samples:
+            why = "its content is not what it was when it was found"
+        if why:
             opened.close()
-            raise DataError(
-                f"{file.name}: {size} bytes, and {file.size} when it was found;"
-                " the files of a source must not change"
-            )
+            raise DataError(f"{file.name}: {why}; the files of a source must not change")
         return opened
 
-    def _urls(self, pattern: str) -> dict[str, int]:
+    def _urls(self, pattern: str) -> list[SourceFile]:
         system, path = self._system(pattern)
         if glob.has_magic(path):
             found = _answer(partial(system.glob, detail=True), path)
@@ -93,7 +118,7 @@ class Files:
         for name, size in files.items():
             if not isinstance(size, int):
                 raise DataError(f"{name}: its server does not tell the size of the file")
-        return files
+        return [SourceFile(name, size) for name, size in files.items()]
 
     def _system(self, url: str) -> tuple[Any, str]:
         try:
@@ -196,9 +221,56 @@ def expanded(pattern: str) -> list[str]:
 
 
 def _absolute(pattern: str) -> str:
+    if pattern.startswith("file:///"):
+        pattern = pattern[len("file://") :]
     return pattern if is_url(pattern) else str(Path(pattern).expanduser().absolute())
 
 
-def _paths(pattern: str) -> dict[str, int]:
-    paths = [Path(name) for name in expanded(pattern)]
-    return {str(path): path.stat().st_size for path in paths if path.is_file()}
+def _paths(pattern: str, known: dict[tuple[int, int], str]) -> list[SourceFile]:
+    """Return the files of a pattern. ``known``: the one name by which each file is read, by its
+    device and inode: links and ``..`` give a file others, too."""
+    found = []
+    for name in map(_plainly, expanded(pattern)):
+        path = Path(name)
+        if path.is_file():
+            status = path.stat()
+            found.append(SourceFile(name, status.st_size, _version(status)))
+            inode = status.st_ino or hash(name)  # some file systems have none
+            place = (status.st_dev, inode)
+            if place in known and known[place] != name:
+                name = min(name, known[place], key=lambda each: (_is_link(each), each))
+            known[place] = name
+    return found
+
+
+def _is_link(name: str) -> bool:
+    return os.path.realpath(name) != name
+
+
+def _plainly(name: str) -> str:
+    """Return a path without "..", where it leads to the same file."""
+    if ".." not in Path(name).parts:
+        return name
+    plain = os.path.normpath(name)
+    try:
+        return plain if Path(plain).samefile(name) else name  # else one before ".." is a link
+    except OSError:
+        return name
+
+
+def _version(status: os.stat_result) -> tuple[int, int]:
+    return status.st_ino, status.st_mtime_ns
+
+
+def _samples(opened: IO[bytes], size: int) -> str:
+    """Return a digest of a small file's content, or of blocks that are spread over a large one. The
+    file is at its beginning before and after."""
+    digest = hashlib.sha256()
+    if size <= WHOLE:
+        digest.update(opened.read(size))
+    else:
+        for number in range(BLOCKS):
+            opened.seek((size - BLOCK) * number // (BLOCKS - 1))
+            digest.update(opened.read(BLOCK))
+    opened.seek(0)
+    return digest.hexdigest()[:32]

@@ -75,8 +75,6 @@ def pyarrow(name: str) -> Any:
 class ColumnSource(FileSource):
     """A source of files with columns, of which some are read."""
 
-    opens = True
-
     def __init__(
         self,
         files: Patterns,

@@ -13,11 +13,12 @@ import pytest
 
 from bench.common import REPOSITORY, Results
 from bench.data import __main__ as command
-from bench.data import balance, throughput
+from bench.data import balance, random_plans, throughput
 from bench.data.corpus import MARK, Corpus, kind, make, tokenise
-from bench.data.exact import Log, Seen, compare, seen
+from bench.data.faults import Log, Seen, compare, seen
 from bench.data.packing import Packer, arrival_rows, padded
 from bench.data.process import Kept
+from robust_slurm.data.planning import planner
 
 
 def test_documents_are_packed_as_they_come() -> None:
@@ -63,6 +64,21 @@ def test_what_is_lost_or_comes_twice_is_counted() -> None:
     assert compare(resumed, should) == {"lost": 0, "repeated": 0, "other_steps": 0}
     resumed.add(0, [Seen({0: "other rows"}, [1, 2])])
     assert compare(resumed, should)["other_steps"] == 1
+
+
+@pytest.mark.parametrize("seed", [10, 30])
+def test_random_plans_show_a_planner_that_is_wrong(
+    seed: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert random_plans.is_right(seed)
+
+    def as_it_was(drawing: Any) -> bool:
+        rules = drawing._rules
+        return bool(drawing._tokens >= drawing._rows * rules.pack * rules.fill)
+
+    monkeypatch.setattr(planner._Drawing, "full", property(as_it_was))
+    assert not random_plans.is_right(seed)
+    assert f"plan {seed} is wrong: Wrong: " in capsys.readouterr().out
 
 
 def test_who_would_kill_a_data_process_that_is_stopped_is_stopped_as_well() -> None:
@@ -123,5 +139,7 @@ def test_nothing_is_lost_over_a_few_faults(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = {name: each["median"] for name, each in json.loads(made.read_text())["metrics"].items()}
     assert found["exact.faults"] == 3
-    assert [found[f"exact.{what}"] for what in ("lost", "repeated", "other_steps")] == [0, 0, 0]
+    goals = ("wrong", "lost", "repeated", "other_steps")
+    assert [found[f"exact.{what}"] for what in goals] == [0, 0, 0, 0]
+    assert found["exact.plans"] == 3
     assert found["exact.documents"] > 50

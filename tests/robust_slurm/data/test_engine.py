@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from memory_source import MemoryFeed, MemorySource, corpus, memory_feeds
 
 from robust_slurm.data.construct import construct
@@ -23,6 +24,7 @@ from robust_slurm.data.plan import Plan
 from robust_slurm.data.planning.state import PlanState, first_state, from_plain, to_plain
 from robust_slurm.data.sample import Meta, Ref, Sample
 from robust_slurm.data.sources.base import SourceOptions
+from robust_slurm.data.sources.records import records
 from robust_slurm.data.steps import LocalSteps
 from robust_slurm.resizing.world import TrainingWorld
 
@@ -344,3 +346,24 @@ def test_a_state_of_other_sources_is_refused_and_one_of_another_batch_is_not() -
         other = a_plan(**{"mix": None, **changed})
         with pytest.raises(DataError, match=why):
             from_plain(state, other.fingerprint(), other.lanes())
+
+
+def test_tensors_are_packed_and_padded_as_arrays_are() -> None:
+    rows = [
+        {"tokens": torch.arange(n + 1), "x": torch.ones(n + 1, requires_grad=True)}
+        for n in range(4)
+    ]
+    for other in ({"pack": 16, "mesh": {"dp": 2}}, {"pack": None, "mesh": {"dp": 2}}):
+        plan = a_plan(sources={"a": records(rows, lambda row: row)}, mix=None, epochs=1, **other)
+        made = LocalSteps(plan, range(2), plan.ranks(2).data)
+        made.seek(None)
+        arrays = list(made.next()[1].values())
+        assert {a["tokens"].dtype.name + a["x"].dtype.name for a in arrays} == {"int64float32"}
+        assert sum(a["tokens"].sum() for a in arrays) == 0 + 1 + 3 + 6
+        made.close()
+    half = [{"tokens": torch.ones(2, dtype=torch.bfloat16)}]
+    made = LocalSteps(a_plan(sources={"a": records(half, dict)}, mix=None), [0], 4)
+    made.seek(None)
+    with pytest.raises(DataError, match=r"record 0: a value cannot become an array: .*BFloat16"):
+        made.next()
+    made.close()

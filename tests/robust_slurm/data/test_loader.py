@@ -343,3 +343,118 @@ def test_a_checkpointer_saves_and_restores_it(
         assert same(take(second, 5), undisturbed[6:11])
         again.ckpt.close()
         second.close()
+
+
+def test_threads_share_a_loader(undisturbed: Batches) -> None:
+    loader, found = Loader(a_plan()), Batches()
+    tickets = iter(range(20))
+
+    def take_some() -> None:
+        for _ in tickets:
+            found.append(next(loader))
+
+    threads = [threading.Thread(target=take_some) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(batch["tokens"].sum() for batch in found) == sorted(
+        batch["tokens"].sum() for batch in undisturbed
+    )
+    assert loader.state_dict()["state"]["step"] == 20
+    loader.close()
+
+
+def test_a_thread_that_waits_for_a_batch_is_told_that_the_loader_is_closed() -> None:
+    waits, failed = threading.Event(), Batches()
+    loader = Loader(a_plan(mix=lambda step: {"web": 1} if step < 1 or waits.wait(60) else {}))
+    take(loader, 1)
+    told: list[str] = []
+
+    def take_next() -> None:
+        try:
+            next(loader)
+        except DataError as error:
+            told.append(str(error))
+
+    thread = threading.Thread(target=take_next)
+    thread.start()
+    until(lambda: loader._asking.acquire(blocking=False) is False or loader._asking.release(), "")
+    assert loader.state_dict()["state"]["step"] == 1, "the state does not wait for the batch"
+    closes = threading.Thread(target=loader.close)
+    closes.start()
+    thread.join(60)
+    assert told == ["the loader is closed"] and not failed
+    waits.set()
+    closes.join(60)
+
+
+@pytest.mark.parametrize("prefetched", [1, 3])
+def test_batches_that_were_taken_ahead_are_not_in_the_state(
+    undisturbed: Batches, prefetched: int
+) -> None:
+    first = Loader(a_plan(), prefetched=prefetched)
+    assert first.state_dict() == {"state": None, "given": 0}
+    take(first, 6)
+    second = Loader(a_plan(), prefetched=prefetched)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert same(take(second, 9), undisturbed[6 - prefetched : 15 - prefetched])
+    first.close()
+    second.close()
+    ends = Loader(a_plan(epochs=1), prefetched=1)
+    steps = len(list(ends))  # the loop has used the last one when it asks for another
+    assert ends.state_dict()["state"]["step"] == steps
+    ends.close()
+
+
+def test_a_length_where_the_number_of_records_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    world(monkeypatch, 1, 2, 3)
+    rows = [{"tokens": [number]} for number in range(50)]
+    loader = Loader(Plan({"a": rows, "b": rows[:20]}, epochs=2, batch=4))
+    assert len(loader) == 140 // 12 and bool(loader)
+    first = take(loader, 3)
+    assert len(loader) == 3 + len(list(loader)) and len(first) == 3
+    loader.close()
+    for unknown in (a_plan(epochs=1), Plan({"a": rows}), Plan({"a": corpus("a", 1)}, epochs=1)):
+        loader = Loader(unknown)
+        with pytest.raises(TypeError, match="number of steps is not known"):
+            len(loader)
+        assert loader
+        loader.close()
+
+
+def test_a_pass_after_the_end_and_too_few_samples_say_so(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    rows = [{"tokens": [number]} for number in range(50)]
+    loader = Loader(Plan({"a": rows}, epochs=1, batch=4))
+    assert len(list(loader)) == 12
+    assert "over after 12 steps; left out at the end: 2 samples" in capfd.readouterr().err
+    assert list(loader) == []
+    assert "a further pass over its loader has no batch" in capfd.readouterr().err
+    loader.close()
+    few = Loader(Plan({"a": rows}, epochs=1, batch=51))
+    with pytest.raises(DataError, match=r"1 epoch of all sources have 50 samples, a step .* 51"):
+        next(few)
+    few.close()
+
+
+@pytest.mark.slow
+def test_a_training_that_fetches_ahead_is_told_at_a_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with fake_store(tmp_path / "s", monkeypatch):
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", "1")
+        for prefetched in (0, 1):
+            loader = Loader(a_plan(), prefetched=prefetched)
+            training = Training(loader=loader)
+            training.ckpt.resume()
+            next(loader)
+            for number in range(1, 4):
+                next(loader)
+                training.step(number)
+            training.ckpt.close()
+            loader.close()
+            said = capfd.readouterr().err
+            assert ("the training is 1 ahead, and a restart skips" in said) is not prefetched

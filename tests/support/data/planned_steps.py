@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from robust_slurm.data.lanes.position import Position
-from robust_slurm.data.planning.planner import PlannedStep, Rules, next_step
+from robust_slurm.data.planning.planner import NoStep, PlannedStep, Rules, next_step
 from robust_slurm.data.planning.state import PlanState, first_state
 from robust_slurm.data.sample import Meta, Ref
 
@@ -44,7 +44,7 @@ def run(
     heads, found = Listed(lengths, state), []
     for _ in range(steps):
         step = next_step(own, state, heads)
-        if step is None:
+        if isinstance(step, NoStep):
             break
         found.append(step)
         state = step.state

@@ -32,7 +32,7 @@ def a_state() -> dict[str, Any]:
 
 
 FOREIGN: list[tuple[tuple[Any, ...], Any, str]] = [
-    (("version",), 2, "has version 2, known is 1"),
+    (("version",), 1, "has version 1, known is 2"),
     (("plan", "seed"), 2, "another plan: seed is '2' in the state and 1 here"),
     (("plan", "sources", "a", "files"), "y", "sources.a.files is 'y' in the state and 'x' here"),
     (("plan", "sources", "z"), {}, "sources.z is only in the state"),

@@ -17,7 +17,7 @@ from bench.data.balance import imbalance
 from robust_slurm.data.errors import DataError
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.planning import planner
-from robust_slurm.data.planning.planner import PlannedStep, next_step
+from robust_slurm.data.planning.planner import NoStep, PlannedStep, next_step
 from robust_slurm.data.planning.state import first_state
 from robust_slurm.data.sample import Meta, Ref
 
@@ -113,8 +113,8 @@ def test_a_lane_without_a_sample_in_very_many_passes_is_no_endless_loop() -> Non
             pass
 
     step = next_step(rules(), first_state({"a": 2, "b": 2}), Late())
-    assert step is not None and step.state.sources["a"].epoch == 1 << 61
-    assert next_step(rules(epochs=3), first_state({"a": 2, "b": 2}), Late()) is None
+    assert isinstance(step, PlannedStep) and step.state.sources["a"].epoch == 1 << 61
+    assert next_step(rules(epochs=3), first_state({"a": 2, "b": 2}), Late()) == NoStep(0, 3)
 
 
 @pytest.mark.parametrize(
@@ -140,3 +140,34 @@ def test_the_dearest_share_costs_hardly_more_than_the_mean(
     assert sum(found) / len(found) <= 1.05
     used = sum(m.tokens for s in steps for rows in s.rows for row in rows for m in row)
     assert used / (10 * shares * batch * 4096) > 0.97
+
+
+@pytest.mark.parametrize(("shares", "fill"), [(50, 0.98), (16, 0.9), (3, 0.5)])
+def test_an_endless_plan_of_whole_rows_goes_on(shares: int, fill: float) -> None:
+    """``fill`` is reached with fewer samples than shares, and each needs one."""
+    own = rules(pack=64, batch=1, shares=shares, fill=fill)
+    steps = run(own, {"a": [[64] * 200], "b": [[64] * 200]}, 20)
+    assert len(steps) == 20
+    assert all(any(share) for step in steps for share in step.rows)
+
+
+def test_a_curriculum_reads_on_when_its_first_source_ends() -> None:
+    by_step = rules(epochs=1, mix=lambda step: {"a": 1} if step < 99 else {"b": 1})
+    lengths = {"a": [[64] * 60], "b": [[64] * 120]}
+    steps = run(by_step, lengths, 1000)
+    drawn = Counter(meta.ref.source for step in steps for meta in step.drawn)
+    assert drawn == {"a": 60, "b": 120}
+    assert [step.instead for step in steps] == [()] * 10 + [("b",)] * 20
+    never = by_step._replace(mix=lambda _: {"a": 1, "b": 0}, mix_changes=False)
+    assert len(run(never, lengths, 1000)) == 10, "weights that never change leave a source out"
+
+
+def test_the_whole_rows_of_a_very_long_document_are_one_entry_until_they_have_a_place() -> None:
+    own = rules(mix=lambda _: {"a": 1}, epochs=1, cost=lambda meta: meta.tokens)
+    steps = run(own, {"a": [[64 * 5000 + 9, *[30] * 10]], "b": [[1]]}, 5000)
+    assert max(len(step.state.carried) for step in steps) <= 3
+    pieces = placed(steps)
+    assert set(pieces.values()) == {1} and len(pieces) >= 5000 + 11 - 2
+    rows = [row for step in steps for share in step.rows for row in share]
+    order = [meta.ref.piece for row in rows for meta in row if meta.tokens == 64]
+    assert sorted(order) == list(range(5000))
