@@ -252,13 +252,14 @@ def loop(
     late: Callable[[int], object] = nothing,
     also: Callable[[], Any] = lambda: None,
     forward: Any = None,
+    hand: Mapping[str, Any] | None = None,
     **given: Any,
 ) -> Any:
     """Train as most scripts do. ``before``: at the begin of a step; ``update``: instead of
     ``optimizer.step()``; ``after``: before save(); ``late``: after it; ``also``: the state that is
-    compared besides the model's; ``given``: further arguments of the Checkpointer; ``forward``:
-    called instead of the model."""
-    ckpt = run.checkpointer(**{"model": model, "optimizer": optimizer, **given})
+    compared besides the model's; ``forward``: called instead of the model; ``hand``: arguments of
+    the Checkpointer instead of these; ``given``: further ones."""
+    ckpt = run.checkpointer(**{"model": model, "optimizer": optimizer, **given, **(hand or {})})
     for step in range(ckpt.resume(), run.steps):
         before(step)
         loss(forward or model, x(step)).backward()

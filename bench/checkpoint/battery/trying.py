@@ -179,6 +179,7 @@ def battery(
     todo: queue.SimpleQueue[Variant] = queue.SimpleQueue()
     found: list[Verdict] = []
     failed: list[BaseException] = []
+    broken: list[BenchError] = []
 
     def work(run: Runner) -> None:
         while not failed:
@@ -186,6 +187,10 @@ def battery(
                 one = try_variant(todo.get_nowait(), run, docs)
             except queue.Empty:
                 return
+            except BenchError as error:
+                broken.append(error)
+                tell(str(error))
+                continue
             except BaseException as error:  # noqa: BLE001 - raised in the main thread
                 failed.append(error)
                 return
@@ -207,9 +212,10 @@ def battery(
     finally:
         for run in runners:
             run.close()
-    if failed:
-        raise failed[0]
+    if failed or (broken and not found):
+        raise (failed or broken)[0]
     record(results, found, seed)
+    results.settings |= {f"broken {n}": str(error) for n, error in enumerate(broken)}
     results.once("battery.wall_s", time.monotonic() - began, "s")
     return found
 
