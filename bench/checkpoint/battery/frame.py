@@ -264,7 +264,9 @@ def loop(
         before(step)
         loss(forward or model, x(step)).backward()
         optimizer.step() if update is None else update(step)
-        model.zero_grad()
+        for each in (model, optimizer):
+            if hasattr(each, "zero_grad"):
+                each.zero_grad()
         after(step)
         ckpt.save(step + 1)
         late(step)

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import pkgutil
+import random
 import signal
 import sys
 import time
@@ -21,6 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -63,6 +65,13 @@ def run_rank(order: dict[str, Any], rank: int) -> None:
     Path(f"{order['scratch']}/result-{rank}").write_text(json.dumps(run.result))
 
 
+def _seed(seed: int) -> None:
+    """Seed all: a script's own seeds are the same in each run, what it leaves unseeded is not."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
 def _in_fork(order: dict[str, Any], rank: int) -> None:
     logging.disable(logging.WARNING)
     err = os.open(f"{order['scratch']}/err-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -72,6 +81,7 @@ def _in_fork(order: dict[str, Any], rank: int) -> None:
     warnings.simplefilter("ignore")
     try:
         write_in_thread()
+        _seed(int(order["mode"] == "resume"))
         run_rank(order, rank)
         sys.stderr.flush()
     finally:

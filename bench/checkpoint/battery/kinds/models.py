@@ -155,7 +155,7 @@ class Hidden(nn.Module):
         if how == "buffer":
             self.register_buffer("scale", torch.ones(()), persistent=False)
         elif how == "constant buffer":
-            self.register_buffer("mask", torch.ones(WIDTH).tril(), persistent=False)
+            self.register_buffer("mask", torch.ones(WIDTH, WIDTH).tril()[7], persistent=False)
         else:
             self.scale: Any = torch.ones(()) if how == "tensor" else 1.0
 

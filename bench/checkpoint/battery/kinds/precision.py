@@ -153,6 +153,22 @@ def checkpointed_activations(run: Run) -> Any:
     return loop(run, model, sgd(model), forward=forward)
 
 
+@kind("model|gradient")
+def zeroed_at_the_begin(run: Run) -> Any:
+    """zero_grad() comes first in a step: save() finds used gradients, which nobody needs."""
+    model = net()
+    optimizer = adamw(model)
+    ckpt = run.checkpointer(model=model, optimizer=optimizer)
+    for step in range(ckpt.resume(), run.steps):
+        optimizer.zero_grad()
+        mse(model, x(step)).backward()
+        optimizer.step()
+        ckpt.save(step + 1)
+    found = digest(model.state_dict())
+    ckpt.close()
+    return found
+
+
 @kind("model", also=("warned",))
 def nan_skipped(run: Run) -> Any:
     """A step whose loss is not finite is left out by the script, with its counter in extra."""
