@@ -152,7 +152,8 @@ def whole(given: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, str]:
             for i, (p, value) in enumerate(each.state.items())
         }
         groups = [{k: v for k, v in g.items() if k != "params"} for g in each.param_groups]
-        found[f"optimizer.{at}"] = {"state": state, "groups": groups}
+        more = {k: v for k, v in each.state_dict().items() if k not in ("state", "param_groups")}
+        found[f"optimizer.{at}"] = {"state": state, "groups": groups, "more": more}
     found["extra"] = {
         n: v.state_dict() if hasattr(v, "state_dict") else v
         for n, v in extra.items() if not isinstance(v, torch.Generator)
@@ -204,14 +205,12 @@ def _of_tensor(tensor: torch.Tensor) -> str:
 # -- for the kinds
 
 
-def x(step: int, rows: int = BATCH) -> torch.Tensor:
-    """The batch of a step."""
-    generator = torch.Generator().manual_seed(step + 100 * (dist.get_rank() if _ranks() else 0))
-    return torch.randn(rows, WIDTH, generator=generator)
-
-
-def _ranks() -> bool:
-    return bool(dist.is_available() and dist.is_initialized())
+def x(step: int, *, rank: int | None = None) -> torch.Tensor:
+    """The batch of a step, another one on each rank."""
+    if rank is None:
+        rank = dist.get_rank() if dist.is_initialized() else 0
+    generator = torch.Generator().manual_seed(step + 100 * rank)
+    return torch.randn(BATCH, WIDTH, generator=generator)
 
 
 def net(seed: int = 0, *, bias: bool = True) -> nn.Sequential:
@@ -245,6 +244,7 @@ def loop(
     model: Any,
     optimizer: Any,
     *,
+    batch: Callable[[int], torch.Tensor] = x,
     loss: Callable[[Any, torch.Tensor], torch.Tensor] = mse,
     before: Callable[[int], object] = nothing,
     update: Callable[[int], object] | None = None,
@@ -262,7 +262,7 @@ def loop(
     ckpt = run.checkpointer(**{"model": model, "optimizer": optimizer, **given, **(hand or {})})
     for step in range(ckpt.resume(), run.steps):
         before(step)
-        loss(forward or model, x(step)).backward()
+        loss(forward or model, batch(step)).backward()
         optimizer.step() if update is None else update(step)
         for each in (model, optimizer):
             if hasattr(each, "zero_grad"):

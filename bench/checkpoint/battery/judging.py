@@ -27,7 +27,7 @@ REFUSED = re.compile(
     r"|(Type|Value)Error: (model|optimizer|loader|extra|rng|mesh|every)\b"
 )
 OTHER_RANKS = re.compile(
-    r"not carried over|generators|random number|saved by \d+ ranks?|differ between data-parallel"
+    r"not carried over|generators start anew|buffers of the model are those of rank 0"
 )
 """Messages that are true of every resume on another number of ranks: what belongs to one rank."""
 TABLE = re.compile(r"(?ims)^#+ *What no library can see.*?(?=^#+ |\Z)")
@@ -104,7 +104,7 @@ def judge(
     if not differs:
         return found("needless_warnings" if news else "identical")
     why = f"resumed at {again.began}: {len(differs)} differ: {', '.join(differs[:4])}"
-    if any(re.search(variant.kind.thing, line) for line in said):
+    if any(re.search(variant.kind.thing, line) for line in news):
         return found("warned", why)
     if variant.kind.unseeable and listed(docs, variant.kind.unseeable):
         return found("unseeable", why)

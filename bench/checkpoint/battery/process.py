@@ -49,7 +49,7 @@ def run_rank(order: dict[str, Any], rank: int) -> None:
     os.environ["LOCAL_WORLD_SIZE"] = str(world)
     if order["socket"]:
         os.environ |= {"ROBUST_CKPT_SOCKET": order["socket"], "ROBUST_EPOCH": str(order["epoch"])}
-    if world > 1 or max(variant.before, variant.after) > 1:
+    if variant.kind.family == "ranks":
         rendezvous = f"file://{order['scratch']}/rendezvous-{order['mode']}"
         dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=world)
     run = Run(variant, order["mode"], directory, rank, world)

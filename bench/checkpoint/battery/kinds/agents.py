@@ -247,7 +247,7 @@ class Queue(nn.Module):
             for mine, p in zip(self.key.parameters(), self.query.parameters(), strict=True):
                 mine.lerp_(p, 0.1)
             keys = self.key(batch)
-        loss = (self.query(batch) @ self.queue.T).logsumexp(1).mean() - (self.query(batch) * keys).mean()
+        loss = (self.query(batch) @ self.queue.clone().T).logsumexp(1).mean() - (self.query(batch) * keys).mean()
         at = int(self.at)
         self.queue[at : at + BATCH] = keys
         self.at.fill_((at + BATCH) % 24)

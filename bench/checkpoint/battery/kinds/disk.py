@@ -51,10 +51,8 @@ def models_on_disk(run: Run) -> Any:
         for mine, p in zip(average.parameters(), model.parameters(), strict=True):
             mine.lerp_(p, 0.1)
 
-    return loop(
-        run, model, adamw(model), after=after, extra=extra, also=lambda: [values, average.state_dict()]
-        if extra else None,
-    )  # fmt: skip
+    kept = {"ema": average.state_dict, "values": lambda: values}.get(run.option, lambda: None)
+    return loop(run, model, adamw(model), after=after, extra=extra, also=kept)
 
 
 @kind(r"(?i)loader", disk="every", options=("shuffle", "2 workers"), steps=15, kills=(2, 3, 5, 7, 9, 10))

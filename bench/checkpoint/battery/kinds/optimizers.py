@@ -352,12 +352,17 @@ class Masters(Optimizer):
                 state["master"].sub_(state["exp_avg"], alpha=group["lr"])
                 p.copy_(state["master"])
 
+
+
+class OwnLoad(Masters):
+    """The same, with a load_state_dict() that undoes torch's cast to the parameter's dtype."""
+
     def load_state_dict(self, state_dict: Any) -> None:
         super().load_state_dict(state_dict)
         for found, p in zip(
             state_dict["state"].values(), self.param_groups[0]["params"], strict=False
         ):
-            for name, value in found.items():  # torch casts to the parameter's dtype
+            for name, value in found.items():
                 self.state[p][name] = value.clone()
 
 
@@ -369,12 +374,13 @@ def half_mse(model: Any, batch: torch.Tensor) -> torch.Tensor:
     return mse(model, batch.bfloat16())
 
 
-@kind(OPTIMIZER, options=("in its state", "its parameters"))
+@kind(OPTIMIZER, options=("in its state", "own load", "its parameters"))
 def master_weights(run: Run) -> Any:
     """32-bit masters of bf16 parameters: in the state, or as the optimizer's own parameters."""
     model = half(net())
-    if run.option == "in its state":
-        return loop(run, model, Masters(model.parameters()), loss=half_mse)
+    if run.option != "its parameters":
+        made = Masters if run.option == "in its state" else OwnLoad
+        return loop(run, model, made(model.parameters()), loss=half_mse)
     masters = [p.detach().float().requires_grad_() for p in model.parameters()]
     optimizer = torch.optim.AdamW(masters, lr=0.01)
 
@@ -600,11 +606,6 @@ def half_moments(run: Run) -> Any:
                 m = self.state[p].setdefault("m", torch.zeros_like(p, dtype=torch.bfloat16))
                 m.mul_(0.9).add_(p.grad)
                 p.sub_(m, alpha=0.1)
-
-        def load_state_dict(self, state_dict: Any) -> None:
-            super().load_state_dict(state_dict)
-            for each in self.state.values():
-                each["m"] = each["m"].bfloat16()
 
     model = net()
     return loop(run, model, Half(model.parameters(), lr=0.1))

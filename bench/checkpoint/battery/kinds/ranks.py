@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.checkpoint.battery.frame import Run, adamw, digest, kind, loop, mse, net, sgd, x
 from bench.checkpoint.battery.kinds.models import Tied
 from bench.checkpoint.battery.kinds.optimizers import (
-    GaLore, Masters, Muon, Sam, ScheduleFree, WithMore, half_mse, matrices,
+    GaLore, Masters, Muon, OwnLoad, Sam, ScheduleFree, WithMore, half_mse, matrices,
 )  # fmt: skip
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -46,6 +46,11 @@ def wrap(run: Run, model: Any, how: str) -> tuple[Any, Any]:
     return parallelize_module(model, mesh, plan), mesh
 
 
+def batches(how: str) -> Any:
+    """A rank's batch of a step: the same for all where they share the tensors' computation."""
+    return (lambda step: x(step, rank=0)) if how == "tp" else x
+
+
 def _shard(model: Any, mesh: Any) -> Any:
     for layer in model.children():
         if any(True for _ in layer.parameters()):
@@ -57,10 +62,16 @@ def _shard(model: Any, mesh: Any) -> Any:
 def parallel(run: Run) -> Any:
     """The same number of ranks."""
     model, mesh = wrap(run, net(), run.option)
-    return loop(run, model, adamw(model), mesh=mesh)
+    return loop(run, model, adamw(model), mesh=mesh, batch=batches(run.option))
 
 
-@kind(EVERYTHING, options=("ddp", "fsdp2", "hsdp", "tp"), ranks=OTHER)
+@kind(EVERYTHING, options=("tp",), ranks=((1, 2), (2, 1)))
+def resharded_tp(run: Run) -> Any:
+    """AdamW and tensor parallelism on another number of ranks."""
+    return resharded(run)
+
+
+@kind(EVERYTHING, options=("ddp", "fsdp2", "hsdp"), ranks=OTHER)
 def resharded(run: Run) -> Any:
     """AdamW on another number of ranks."""
     model, mesh = wrap(run, net(), run.option)
@@ -68,7 +79,7 @@ def resharded(run: Run) -> Any:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
     return loop(
         run, model, optimizer, mesh=mesh, extra={"scheduler": scheduler},
-        after=lambda _: scheduler.step(),
+        after=lambda _: scheduler.step(), batch=batches(run.option),
     )  # fmt: skip
 
 
@@ -106,11 +117,12 @@ def resharded_optimizer(run: Run) -> Any:
     return loop(run, model, optimizer, update=update, mesh=mesh)
 
 
-@kind(EVERYTHING, options=("ddp", "fsdp2"), ranks=((1, 2), (2, 1)), variants=4)
+@kind(EVERYTHING, options=("ddp", "fsdp2", "ddp, own load"), ranks=((1, 2), (2, 1)))
 def resharded_masters(run: Run) -> Any:
     """bf16 parameters with 32-bit moments and masters, on another number of ranks."""
-    model, mesh = wrap(run, net().bfloat16(), run.option)
-    return loop(run, model, Masters(model.parameters()), loss=half_mse, mesh=mesh)
+    model, mesh = wrap(run, net().bfloat16(), run.option.partition(",")[0])
+    made = OwnLoad if "own" in run.option else Masters
+    return loop(run, model, made(model.parameters()), loss=half_mse, mesh=mesh)
 
 
 class Half(nn.Module):
@@ -167,7 +179,7 @@ def parallel_models(run: Run) -> Any:
     return loop(run, model, adamw(model), mesh=mesh)
 
 
-@kind(r"(?i)hook|powersgd|model", options=("2 ranks", "1 rank"), ranks=SAME, also=("warned", "refused"))
+@kind(r"(?i)hook|powersgd|model", ranks=((2, 2), (1, 1)), also=("warned", "refused"))
 def power_sgd(run: Run) -> Any:
     """PowerSGD's error feedback, in a communication hook of DDP."""
     model = DistributedDataParallel(net())
@@ -182,7 +194,7 @@ def power_sgd(run: Run) -> Any:
 def compression_hook(run: Run) -> Any:
     """A communication hook without a state."""
     model = DistributedDataParallel(net())
-    model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     return loop(run, model, sgd(model))
 
 
@@ -190,7 +202,7 @@ def compression_hook(run: Run) -> Any:
 def post_local_sgd(run: Run) -> Any:
     """torch's PostLocalSGDOptimizer: averages every third step."""
     model = DistributedDataParallel(net())
-    state = post_local.PostLocalSGDState(None, None, start_localSGD_iter=2)
+    state = post_local.PostLocalSGDState(None, dist.new_subgroups(1)[0], start_localSGD_iter=2)
     model.register_comm_hook(state, post_local.post_localSGD_hook)
     averager = averagers.PeriodicModelAverager(period=3, warmup_steps=2)
     return loop(run, model, PostLocalSGDOptimizer(sgd(model), averager))
@@ -324,4 +336,4 @@ def own_dtensors(run: Run) -> Any:
         batch = distribute_tensor(b, mesh, [Replicate()])
         return (m(batch) - batch).square().mean().full_tensor()
 
-    return loop(run, model, optimizer, loss=loss, mesh=mesh)
+    return loop(run, model, optimizer, loss=loss, mesh=mesh, batch=batches("tp"))
