@@ -83,8 +83,15 @@ def variants(kind: Kind, seed: int = 0, quick: bool = False) -> list[Variant]:
         disk = kind.disk or ("every" if before != after else "")
         found.append(
             Variant(
-                kind, number, option, before, after, pick.choice(kind.kills), moment,
-                pick.choice(kind.signals), disk,
+                kind,
+                number,
+                option,
+                before,
+                after,
+                pick.choice(kind.kills),
+                moment,
+                pick.choice(kind.signals),
+                disk,
             )  # fmt: skip
         )
     return [pick.choice(found)] if quick else found

@@ -20,7 +20,9 @@ INTERNAL = re.compile(
     r"\b(Assertion|Attribute|Index|Key|Name|Recursion|UnboundLocal|ZeroDivision)Error\b"
 )
 """Errors of our own, also as the reason of a refusal."""
-CAUGHT = re.compile(r"^robust-slurm: .*?(was not saved|failed|may not be saved): \w+(Error|Exc\w+)\b")
+CAUGHT = re.compile(
+    r"^robust-slurm: .*?(was not saved|failed|may not be saved): \w+(Error|Exc\w+)\b"
+)
 """An error that a Checkpointer caught, so that training goes on."""
 REFUSED = re.compile(
     r"(robust_slurm\.)?[\w.]*CheckpointError: |[\w.]*StateError: "

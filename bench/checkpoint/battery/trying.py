@@ -155,7 +155,9 @@ def _from_memory(variant: Variant, run: Runner, scratch: Path) -> tuple[Ended, E
         if not crashed.killed:
             return crashed, None
         good = [one for one in store.stock() if one.ok]
-        owners = {step: {o.owner for o in good if o.step == step} for step in {o.step for o in good}}
+        owners = {
+            step: {o.owner for o in good if o.step == step} for step in {o.step for o in good}
+        }
         step = max((step for step, those in owners.items() if those >= {*ranks}), default=0)
         files = {one.owner: one.file for one in good if one.step == step}
         store.begin(1, Restore(step, "memory", files) if step else None)

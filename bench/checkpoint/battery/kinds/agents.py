@@ -13,7 +13,17 @@ import torch
 from torch import nn
 
 from bench.checkpoint.battery.frame import (
-    BATCH, WIDTH, Run, adamw, digest, kind, loop, mse, net, sgd, x,
+    BATCH,
+    WIDTH,
+    Run,
+    adamw,
+    digest,
+    kind,
+    loop,
+    mse,
+    net,
+    sgd,
+    x,
 )  # fmt: skip
 
 
@@ -47,7 +57,9 @@ class World:
         self.generator, self.state, self.steps = np.random.default_rng(4), np.zeros(WIDTH), 0
 
     def step(self, action: torch.Tensor) -> torch.Tensor:
-        self.state = 0.9 * self.state + 0.1 * action.numpy() + 0.1 * self.generator.normal(size=WIDTH)
+        self.state = (
+            0.9 * self.state + 0.1 * action.numpy() + 0.1 * self.generator.normal(size=WIDTH)
+        )
         self.steps += 1
         if self.steps % 7 == 0:
             self.state = self.generator.normal(size=WIDTH)
@@ -162,7 +174,10 @@ def epsilon_greedy(run: Run) -> Any:
 def gan(run: Run) -> Any:
     """Two models and two optimizers that take turns."""
     g, d = net(0), net(1)
-    optimizers = {"g": torch.optim.Adam(g.parameters(), 0.01), "d": torch.optim.Adam(d.parameters(), 0.01)}
+    optimizers = {
+        "g": torch.optim.Adam(g.parameters(), 0.01),
+        "d": torch.optim.Adam(d.parameters(), 0.01),
+    }
     lists = run.option == "in lists"
     ckpt = run.checkpointer(
         model=[g, d] if lists else {"g": g, "d": d},
@@ -239,7 +254,9 @@ class Queue(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.query, self.key = net(0), net(0).requires_grad_(False)
-        self.register_buffer("queue", torch.randn(24, WIDTH, generator=torch.Generator().manual_seed(2)))
+        self.register_buffer(
+            "queue", torch.randn(24, WIDTH, generator=torch.Generator().manual_seed(2))
+        )
         self.register_buffer("at", torch.zeros((), dtype=torch.long))
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
@@ -247,7 +264,9 @@ class Queue(nn.Module):
             for mine, p in zip(self.key.parameters(), self.query.parameters(), strict=True):
                 mine.lerp_(p, 0.1)
             keys = self.key(batch)
-        loss = (self.query(batch) @ self.queue.clone().T).logsumexp(1).mean() - (self.query(batch) * keys).mean()
+        loss = (self.query(batch) @ self.queue.clone().T).logsumexp(1).mean() - (
+            self.query(batch) * keys
+        ).mean()
         at = int(self.at)
         self.queue[at : at + BATCH] = keys
         self.at.fill_((at + BATCH) % 24)
@@ -337,9 +356,9 @@ def population(run: Run) -> Any:
         if step % 3 == 2:
             best, worst = scores.index(min(scores)), scores.index(max(scores))
             members[worst].load_state_dict(members[best].state_dict())
-            optimizers[worst].param_groups[0]["lr"] = (
-                optimizers[best].param_groups[0]["lr"] * random.choice([0.8, 1.2])
-            )
+            optimizers[worst].param_groups[0]["lr"] = optimizers[best].param_groups[0][
+                "lr"
+            ] * random.choice([0.8, 1.2])
         ckpt.save(step + 1)
     found = digest([[m.state_dict() for m in members], scores])
     ckpt.close()

@@ -59,7 +59,9 @@ def averaged_model(run: Run) -> Any:
     """torch's AveragedModel."""
     model = net()
     model.insert(1, nn.BatchNorm1d(WIDTH))
-    settings: dict[str, Any] = {} if run.option == "swa" else {"multi_avg_fn": get_ema_multi_avg_fn(0.9)}
+    settings: dict[str, Any] = (
+        {} if run.option == "swa" else {"multi_avg_fn": get_ema_multi_avg_fn(0.9)}
+    )
     average = AveragedModel(model, use_buffers=run.option == "ema of buffers", **settings)
     return loop(
         run, model, sgd(model), after=lambda _: average.update_parameters(model),

@@ -14,7 +14,15 @@ from bench.checkpoint.battery.kinds.models import Tied
 from bench.checkpoint.battery.kinds.optimizers import Masters, Muon, WithMore, half_mse, matrices
 
 
-@kind(r"(?i)checkpoint|saved|written", disk="default", also=("warned",), signals=("SIGTERM", "SIGKILL"), variants=4, steps=60, kills=(20, 30, 40))
+@kind(
+    r"(?i)checkpoint|saved|written",
+    disk="default",
+    also=("warned",),
+    signals=("SIGTERM", "SIGKILL"),
+    variants=4,
+    steps=60,
+    kills=(20, 30, 40),
+)
 def default_interval(run: Run) -> Any:
     """The README's snippet under plain srun: a directory, and nothing else."""
     model = net()
@@ -55,6 +63,12 @@ def models_on_disk(run: Run) -> Any:
     return loop(run, model, adamw(model), after=after, extra=extra, also=kept)
 
 
-@kind(r"(?i)loader", disk="every", options=("shuffle", "2 workers"), steps=15, kills=(2, 3, 5, 7, 9, 10))
+@kind(
+    r"(?i)loader",
+    disk="every",
+    options=("shuffle", "2 workers"),
+    steps=15,
+    kills=(2, 3, 5, 7, 9, 10),
+)
 def loaders_on_disk(run: Run) -> Any:
     return epochs(run, LOADERS[run.option]())

@@ -133,7 +133,9 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "drop_last": lambda: S(Rows(rows=ROWS + 3), BATCH, shuffle=True, drop_last=True),
     "generator": lambda: S(Rows(), BATCH, shuffle=True, generator=g()),
     "RandomSampler": lambda: S(Rows(), BATCH, sampler=RandomSampler(Rows())),
-    "RandomSampler, generator": lambda: S(Rows(), BATCH, sampler=RandomSampler(Rows(), generator=g())),
+    "RandomSampler, generator": lambda: S(
+        Rows(), BATCH, sampler=RandomSampler(Rows(), generator=g())
+    ),
     "replacement": lambda: S(Rows(), BATCH, sampler=RandomSampler(Rows(), True, ROWS, g())),
     "WeightedRandomSampler": lambda: S(
         Rows(), BATCH, sampler=WeightedRandomSampler(list(range(1, ROWS + 1)), ROWS, generator=g())
@@ -189,13 +191,28 @@ def epochs(
     return found
 
 
-@kind(LOADER, options=tuple(LOADERS), steps=15, variants=2 * len(LOADERS), kills=ENDS, also=("warned",))
+@kind(
+    LOADER,
+    options=tuple(LOADERS),
+    steps=15,
+    variants=2 * len(LOADERS),
+    kills=ENDS,
+    also=("warned",),
+)
 def stateful(run: Run) -> Any:
     """torchdata's StatefulDataLoader."""
-    return epochs(run, LOADERS[run.option](), length=6 if run.option == "stream, 2 workers" else EPOCH)
+    return epochs(
+        run, LOADERS[run.option](), length=6 if run.option == "stream, 2 workers" else EPOCH
+    )
 
 
-@kind(LOADER, options=("shuffle", "2 workers", "in order", "persistent"), steps=15, kills=(5, 10), moments=("saved",))
+@kind(
+    LOADER,
+    options=("shuffle", "2 workers", "in order", "persistent"),
+    steps=15,
+    kills=(5, 10),
+    moments=("saved",),
+)
 def end_of_an_epoch(run: Run) -> Any:
     """A crash after an epoch's last save()."""
     return epochs(run, LOADERS[run.option]())
@@ -218,7 +235,9 @@ def augmented_in_workers(run: Run) -> Any:
 
 @kind(LOADER, steps=15, kills=ENDS, also=("warned",), unseeable=r"worker")
 def augmented_in_persistent_workers(run: Run) -> Any:
-    return epochs(run, S(Rows("torch"), BATCH, shuffle=True, num_workers=2, persistent_workers=True))
+    return epochs(
+        run, S(Rows("torch"), BATCH, shuffle=True, num_workers=2, persistent_workers=True)
+    )
 
 
 @kind(LOADER + "|rng|generator", options=("torch", "numpy", "python"), steps=15, kills=ENDS)
@@ -251,7 +270,9 @@ def cycle(run: Run) -> Any:
     return found
 
 
-@kind(LOADER, steps=15, kills=ENDS, also=("warned",), unseeable=r"itertools|cycle|prefetch|iterator")
+@kind(
+    LOADER, steps=15, kills=ENDS, also=("warned",), unseeable=r"itertools|cycle|prefetch|iterator"
+)
 def itertools_cycle(run: Run) -> Any:
     """itertools.cycle keeps the first pass's batches for ever."""
     loader = S(Rows(), BATCH, shuffle=True)
@@ -305,7 +326,9 @@ def curriculum(run: Run) -> Any:
     model = net()
     optimizer = sgd(model)
     torch.manual_seed(1)
-    ckpt = run.checkpointer(model=model, optimizer=optimizer, loader=loaders, extra={"stage": stage})
+    ckpt = run.checkpointer(
+        model=model, optimizer=optimizer, loader=loaders, extra={"stage": stage}
+    )
     step = ckpt.resume()
     while step < run.steps:
         for batch in loaders["easy" if stage["seen"] < 56 else "hard"]:
@@ -525,7 +548,9 @@ def own_loader(run: Run) -> Any:
         def __next__(self) -> torch.Tensor:
             at = self.generator.integers(0, 4000 - WIDTH, BATCH)
             self.seen += BATCH
-            return torch.stack([torch.as_tensor(self.tokens[i : i + WIDTH] / 97.0).float() for i in at])
+            return torch.stack(
+                [torch.as_tensor(self.tokens[i : i + WIDTH] / 97.0).float() for i in at]
+            )
 
         def state_dict(self) -> Any:
             return {"generator": self.generator.bit_generator.state, "seen": self.seen}

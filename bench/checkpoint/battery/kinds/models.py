@@ -10,7 +10,16 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from bench.checkpoint.battery.frame import (
-    WIDTH, Run, adamw, digest, kind, loop, mse, net, sgd, x,
+    WIDTH,
+    Run,
+    adamw,
+    digest,
+    kind,
+    loop,
+    mse,
+    net,
+    sgd,
+    x,
 )  # fmt: skip
 
 MODEL = r"(?i)\bmodel\b"
@@ -550,5 +559,3 @@ def written_outside(run: Run) -> Any:
                 model[2].weight.copy_(torch.eye(WIDTH))
 
     return loop(run, model, sgd(model), after=after)
-
-

@@ -10,7 +10,19 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from bench.checkpoint.battery.frame import BATCH, WIDTH, Run, adamw, digest, kind, loop, mse, net, sgd, x
+from bench.checkpoint.battery.frame import (
+    BATCH,
+    WIDTH,
+    Run,
+    adamw,
+    digest,
+    kind,
+    loop,
+    mse,
+    net,
+    sgd,
+    x,
+)
 
 OPTIMIZER = r"(?i)\boptim"
 
@@ -62,8 +74,13 @@ def lbfgs(run: Run) -> Any:
 def sparse_adam(run: Run) -> Any:
     """Sparse gradients of an embedding beside a dense head."""
     torch.manual_seed(0)
-    model = nn.ModuleDict({"table": nn.Embedding(20, WIDTH, sparse=True), "head": nn.Linear(16, 16)})
-    optimizers = [torch.optim.SparseAdam(model["table"].parameters(), lr=0.01), adamw(model["head"])]
+    model = nn.ModuleDict(
+        {"table": nn.Embedding(20, WIDTH, sparse=True), "head": nn.Linear(16, 16)}
+    )
+    optimizers = [
+        torch.optim.SparseAdam(model["table"].parameters(), lr=0.01),
+        adamw(model["head"]),
+    ]
     ckpt = run.checkpointer(model=model, optimizer=optimizers)
     for step in range(ckpt.resume(), run.steps):
         rows = torch.randint(20, (BATCH,), generator=torch.Generator().manual_seed(step))
@@ -253,7 +270,11 @@ def schedule_free(run: Run) -> Any:
         if step in (3, 6):
             optimizer.swap(False)
 
-    moment = {"train": {}, "eval before save": {"after": evaluate}, "eval after save": {"late": evaluate}}
+    moment = {
+        "train": {},
+        "eval before save": {"after": evaluate},
+        "eval after save": {"late": evaluate},
+    }
     return loop(run, model, optimizer, before=lambda _: optimizer.swap(True), **moment[run.option])
 
 
@@ -351,7 +372,6 @@ class Masters(Optimizer):
                 state["exp_avg"].lerp_(p.grad.float(), 0.1)
                 state["master"].sub_(state["exp_avg"], alpha=group["lr"])
                 p.copy_(state["master"])
-
 
 
 class OwnLoad(Masters):
@@ -519,7 +539,9 @@ def state_clear(run: Run) -> Any:
     model = net()
     optimizer = adamw(model)
     clear = lambda step: optimizer.state.clear() if step == 3 else None  # noqa: E731
-    return loop(run, model, optimizer, **{"after" if run.option == "before save" else "late": clear})
+    return loop(
+        run, model, optimizer, **{"after" if run.option == "before save" else "late": clear}
+    )
 
 
 @kind(OPTIMIZER, also=("warned",), options=("lr", "momentum"), variants=4)

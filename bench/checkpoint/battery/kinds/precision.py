@@ -233,5 +233,3 @@ def gradient_hooks(run: Run) -> Any:
     for p in model.parameters():
         p.register_hook(change)
     return loop(run, model, sgd(model))
-
-

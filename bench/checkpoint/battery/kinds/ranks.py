@@ -17,13 +17,21 @@ from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimiz
 from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from bench.checkpoint.battery.frame import Run, adamw, digest, kind, loop, mse, net, sgd, x
 from bench.checkpoint.battery.kinds.models import Tied
 from bench.checkpoint.battery.kinds.optimizers import (
-    GaLore, Masters, Muon, OwnLoad, Sam, ScheduleFree, WithMore, half_mse, matrices,
+    GaLore,
+    Masters,
+    Muon,
+    OwnLoad,
+    Sam,
+    ScheduleFree,
+    WithMore,
+    half_mse,
+    matrices,
 )  # fmt: skip
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 SAME = ((2, 2),)
 OTHER = ((1, 2), (2, 1), (2, 3))
@@ -137,7 +145,12 @@ class Half(nn.Module):
         return self.b(self.norm(self.a(batch)).bfloat16())
 
 
-@kind(EVERYTHING, options=("tied", "mixed", "ema", "values", "list"), ranks=((1, 2), (2, 1)), also=("refused",))
+@kind(
+    EVERYTHING,
+    options=("tied", "mixed", "ema", "values", "list"),
+    ranks=((1, 2), (2, 1)),
+    also=("refused",),
+)
 def resharded_model(run: Run) -> Any:
     """Tied weights, mixed types, EMA, plain values, a list of two models, DDP."""
     model, mesh = wrap(run, {"tied": Tied, "mixed": Half}.get(run.option, net)(), "ddp")

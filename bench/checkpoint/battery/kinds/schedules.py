@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim import lr_scheduler as lrs
 
-from bench.checkpoint.battery.frame import Run, adamw, digest, kind, loop, mse, net, sgd, x
+from bench.checkpoint.battery.frame import Run, adamw, kind, loop, mse, net, sgd, x
 
 SCHEDULER = r"(?i)schedul|extra\.sched"
 

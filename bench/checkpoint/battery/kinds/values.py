@@ -47,8 +47,9 @@ def rebound(run: Run) -> Any:
     """A dict, a list or a tensor that is made anew each step; extra keeps the first."""
     model = net()
     optimizer = sgd(model)
-    start = {n: p.detach().clone() for n, p in model.named_parameters()}
-    value: Any = {"dict": start, "list": [0.0], "tensor": torch.zeros(4)}[run.option]
+    value: Any = [0.0] if run.option == "list" else torch.zeros(4)
+    if run.option == "dict":
+        value = {n: p.detach().clone() for n, p in model.named_parameters()}
     ckpt = run.checkpointer(model=model, optimizer=optimizer, extra={"ema": value})
     for step in range(ckpt.resume(), run.steps):
         mse(model, x(step)).backward()
@@ -357,5 +358,7 @@ def seeds_by_step(run: Run) -> Any:
         torch.manual_seed(step)
 
     model = net()
-    found = loop(run, model, sgd(model), before=before, loss=lambda m, b: mse(m, torch.randn_like(b)))
+    found = loop(
+        run, model, sgd(model), before=before, loss=lambda m, b: mse(m, torch.randn_like(b))
+    )
     return digest(found)
