@@ -81,19 +81,8 @@ def variants(kind: Kind, seed: int = 0, quick: bool = False) -> list[Variant]:
     for number, (option, (before, after)) in enumerate(each * rounds):
         moment = kind.moments[(number + number // len(each)) % len(kind.moments)]
         disk = kind.disk or ("every" if before != after else "")
-        found.append(
-            Variant(
-                kind,
-                number,
-                option,
-                before,
-                after,
-                pick.choice(kind.kills),
-                moment,
-                pick.choice(kind.signals),
-                disk,
-            )  # fmt: skip
-        )
+        kill, by = pick.choice(kind.kills), pick.choice(kind.signals)
+        found.append(Variant(kind, number, option, before, after, kill, moment, by, disk))
     return [pick.choice(found)] if quick else found
 
 

@@ -270,7 +270,7 @@ def loop(
         after(step)
         ckpt.save(step + 1)
         late(step)
-    state = [{k: v for k, v in model.state_dict().items()}, also()]
+    state = [dict(model.state_dict()), also()]
     found = digest(state)  # now: close() lets go of the objects
     ckpt.close()
     return found

@@ -243,8 +243,8 @@ def record(results: Results, found: Sequence[Verdict], seed: int = 0) -> None:
     results.count("battery.loops", len(found))
     results.count("battery.kinds", len({one.variant.kind.name for one in found}))
     results.settings["battery"] = (
-        f"seed {seed}; silent: differs, and no message named it; raw_errors: an error of ours or of "
-        "torch's; needless_warnings: identical, but something was said; unseeable: listed in "
+        f"seed {seed}; silent: differs, and no message named it; raw_errors: an error of ours or "
+        "of torch's; needless_warnings: identical, but something was said; unseeable: listed in "
         "docs/checkpoints.md; unexpected: warned or refused where it must be identical"
     )
     ordered = sorted(found, key=lambda one: (OUTCOMES.index(one.outcome), one.variant.name))

@@ -16,9 +16,9 @@ VARIANT = variants(KIND)[0]
 GOOD, OTHER = {"0: weight": "1"}, {"0: weight": "2"}
 NAMED = "robust-slurm: rank 0: optimizer: slow weights are not saved"
 ELSE = "robust-slurm: rank 0: extra.ema changed between save(3) and the next optimizer_step"
-NOTE = "robust-slurm: rank 0: saved by 1 rank, loaded by 2: every rank's random number generators start anew"
+NOTE = "robust-slurm: rank 0: saved by 1 rank, loaded by 2: random number generators start anew"
 SKIPPED = "robust-slurm: rank 0: step 4 was not saved: KeyError: 7"
-TABLE = "## What no library can see\n\n| state | hand it over |\n|---|---|\n| a count in a closure | x |\n"
+TABLE = "## What no library can see\n\n| state | do |\n|---|---|\n| a count in a closure | x |\n"
 
 
 def killed(*said: str) -> Ended:

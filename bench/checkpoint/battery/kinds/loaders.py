@@ -225,9 +225,14 @@ def iter_before_resume(run: Run) -> Any:
 
 
 @kind(
-    LOADER, options=("torch", "numpy", "python"), steps=15, kills=ENDS, also=("warned",), variants=6,
+    LOADER,
+    options=("torch", "numpy", "python"),
+    steps=15,
+    kills=ENDS,
+    also=("warned",),
+    variants=6,
     unseeable=r"worker",
-)  # fmt: skip
+)
 def augmented_in_workers(run: Run) -> Any:
     """Random augmentation in worker processes."""
     return epochs(run, S(Rows(run.option), BATCH, shuffle=True, num_workers=2))

@@ -494,7 +494,7 @@ def grown_again(run: Run) -> Any:
 def stacked(run: Run) -> Any:
     """An ensemble by torch.func.stack_module_state and vmap."""
     models = [net(i) for i in range(3)]
-    params, buffers = torch.func.stack_module_state(models)
+    params, _ = torch.func.stack_module_state(models)
     params = {n: p.detach().requires_grad_() for n, p in params.items()}
     optimizer = torch.optim.AdamW(params.values(), lr=0.01)
     call = lambda p, b: torch.func.functional_call(models[0], (p, {}), (b,))  # noqa: E731

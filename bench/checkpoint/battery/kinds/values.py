@@ -21,6 +21,13 @@ def named(name: str) -> str:
     return rf"extra\.{name}\b|extra\[.?{name}\b|\b{name}\b"
 
 
+def raised(best: Any, step: int) -> Any:
+    """Another value of its type."""
+    if isinstance(best, tuple):
+        return best[0] + 1, step
+    return f"{best}a" if isinstance(best, str) else (best or 0) + 1
+
+
 @kind(named("best"), also=("warned",), options=("number", "text", "tuple", "None"))
 def never_set_again(run: Run) -> Any:
     """extra={"best": best}, and best is a local variable from then on."""
@@ -34,9 +41,7 @@ def never_set_again(run: Run) -> Any:
         mse(model, x(step)).backward()
         optimizer.step()
         optimizer.zero_grad()
-        count = {"number": lambda: best + 1, "text": lambda: best + "a"}
-        count |= {"tuple": lambda: (best[0] + 1, step), "None": lambda: (best or 0) + 1}
-        best = count[run.option]()
+        best = raised(best, step)
         ckpt.save(step + 1)
     ckpt.close()
     return [list(model.parameters()), best]
