@@ -35,6 +35,8 @@ class Kind:
     from disk, at the intervals that the Checkpointer chooses."""
     also: tuple[str, ...] = ()
     """Outcomes other than "identical" that are right for this kind."""
+    hazard: bool = False
+    """A crash at another moment would lose something: a message that names it is right at all."""
     unseeable: str = ""
     """Regular expression of this kind's row in the docs' table "What no library can see"."""
 
@@ -98,5 +100,6 @@ def decode(raw: dict[str, Any]) -> Variant:
 
 def decode_kind(raw: dict[str, Any]) -> Kind:
     """Read a kind from JSON, which has lists for tuples."""
-    kind = Kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()})
+    found: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
+    kind = Kind(**found)
     return replace(kind, ranks=tuple((a, b) for a, b in kind.ranks))

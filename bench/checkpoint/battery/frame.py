@@ -171,7 +171,8 @@ def _named(found: Any) -> dict[str, Any]:
         return {}
     if isinstance(found, Mapping):
         return {str(k): v for k, v in found.items()}
-    return dict(enumerate(found)) if isinstance(found, list | tuple) else {"0": found}  # type: ignore[misc]
+    several = found if isinstance(found, list | tuple) else [found]
+    return {str(i): each for i, each in enumerate(several)}
 
 
 def digest(value: Any, at: str = "") -> dict[str, str]:
@@ -245,7 +246,7 @@ def loop(
     optimizer: Any,
     *,
     batch: Callable[[int], torch.Tensor] = x,
-    loss: Callable[[Any, torch.Tensor], torch.Tensor] = mse,
+    loss: Callable[[Any, torch.Tensor], Any] = mse,
     before: Callable[[int], object] = nothing,
     update: Callable[[int], object] | None = None,
     after: Callable[[int], object] = nothing,

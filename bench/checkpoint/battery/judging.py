@@ -79,7 +79,10 @@ def judge(
     """``again``: the run that resumed, if there was one; ``docs``: docs/checkpoints.md."""
     runs = [crashed] if again is None else [crashed, again]
     said = tuple(dict.fromkeys(line for run in runs for line in run.said))
-    found = lambda outcome, why="": Verdict(variant, outcome, why, said)  # noqa: E731
+
+    def found(outcome: str, why: str = "") -> Verdict:
+        return Verdict(variant, outcome, why, said)
+
     for name, run in zip(("before its crash", "resumed"), runs, strict=False):
         if slip := next(filter(CAUGHT.match, run.said), ""):
             if not REFUSED.search(slip) or INTERNAL.search(slip):
@@ -103,10 +106,13 @@ def judge(
         why = f"killed in step {variant.kill}, it resumed at {again.began}"
         told = any(re.search(r"(?i)saved|checkpoint|written", line) for line in said)
         return found("warned" if told else "silent", why)
+    named = any(re.search(variant.kind.thing, line) for line in news)
+    if not differs and variant.kind.hazard and named:
+        return found("warned", "it came back identical, as the crash was at another moment")
     if not differs:
         return found("needless_warnings" if news else "identical")
     why = f"resumed at {again.began}: {len(differs)} differ: {', '.join(differs[:4])}"
-    if any(re.search(variant.kind.thing, line) for line in news):
+    if named:
         return found("warned", why)
     if variant.kind.unseeable and listed(docs, variant.kind.unseeable):
         return found("unseeable", why)

@@ -66,12 +66,12 @@ def _serve(requests: io.BufferedReader, replies: io.BufferedWriter) -> None:
 
 def write_in_thread() -> None:
     """Have this process's stores write in a thread."""
-    start = subprocess.Popen
+    start: Any = subprocess.Popen
 
-    class Popen(start):  # type: ignore[valid-type,misc]
+    class Popen(start):  # type: ignore[misc]
         """Starts processes, except writers."""
 
         def __new__(cls, command: Any, *args: Any, **kwargs: Any) -> Any:
             return WriterThread() if MODULE in command else start(command, *args, **kwargs)
 
-    subprocess.Popen = Popen  # type: ignore[misc]
+    subprocess.Popen = Popen  # type: ignore[assignment,misc]

@@ -15,7 +15,7 @@ KIND = Kind("lookahead", "optimizers", r"\boptimizer\b", also=("warned",), unsee
 VARIANT = variants(KIND)[0]
 GOOD, OTHER = {"0: weight": "1"}, {"0: weight": "2"}
 NAMED = "robust-slurm: rank 0: optimizer: slow weights are not saved"
-ELSE = "robust-slurm: rank 0: extra.ema changed between save(3) and the next optimizer_step"
+ELSE = "robust-slurm: rank 0: extra.ema changed between save(3) and the next step"
 NOTE = "robust-slurm: rank 0: saved by 1 rank, loaded by 2: random number generators start anew"
 SKIPPED = "robust-slurm: rank 0: step 4 was not saved: KeyError: 7"
 TABLE = "## What no library can see\n\n| state | do |\n|---|---|\n| a count in a closure | x |\n"
@@ -72,6 +72,15 @@ def test_on_other_ranks_the_state_after_resume_is_what_was_saved() -> None:
     assert judge(variant, Ended(), killed(), again(GOOD, NOTE, began=began)).outcome == "identical"
     assert judge(variant, Ended(), killed(), again(OTHER, NOTE, began=began)).outcome == "silent"
     assert judge(variant, Ended(), killed(), again(OTHER, NAMED, began=began)).outcome == "warned"
+
+
+def test_a_hazard_may_be_named_at_any_moment_of_a_crash() -> None:
+    (variant, *_) = variants(Kind("k", "f", "optimizer", hazard=True))
+    good = Ended(state=GOOD)
+    resumed = again(began=variant.kill)
+    assert judge(variant, good, killed(NAMED), resumed).outcome == "warned"
+    assert judge(variant, good, killed(ELSE), resumed).outcome == "needless_warnings"
+    assert judge(variant, good, killed(), resumed).outcome == "identical"
 
 
 def test_what_must_be_identical_and_is_warned_of_is_unexpected() -> None:

@@ -160,7 +160,6 @@ LOADERS: dict[str, Callable[[], Any]] = {
         Rows(), BATCH, shuffle=True, num_workers=2, snapshot_every_n_steps=3, prefetch_factor=4
     ),
     "stream, 2 workers": lambda: S(Stream(True, 6 * BATCH), BATCH, num_workers=2),
-    "not in order": lambda: S(Rows(), BATCH, shuffle=True, num_workers=1, in_order=False),
 }
 
 
@@ -430,7 +429,9 @@ def evaluates_between(run: Run) -> Any:
     return found
 
 
-@kind(LOADER, steps=12, kills=(2, 3, 4, 5, 6, 7, 8), also=("warned",), unseeable=r"break")
+@kind(
+    LOADER, steps=12, kills=(2, 3, 4, 5, 6, 7, 8), hazard=True, also=("warned",), unseeable=r"break"
+)
 def broken_off(run: Run) -> Any:
     """An epoch ends after 4 of 5 batches, by break."""
     loader = S(Rows(), BATCH, shuffle=True)

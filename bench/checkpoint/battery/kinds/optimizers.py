@@ -533,7 +533,14 @@ def odd_state(run: Run) -> Any:
     return loop(run, model, Odd(model.parameters()))
 
 
-@kind(OPTIMIZER, options=("before save", "after save"), also=("warned",), variants=4, kills=(4, 5))
+@kind(
+    OPTIMIZER,
+    options=("before save", "after save"),
+    hazard=True,
+    also=("warned",),
+    variants=4,
+    kills=(4, 5),
+)
 def state_clear(run: Run) -> Any:
     """ReLoRA and others drop the moments in mid-run: state.clear() at step 4."""
     model = net()
@@ -544,7 +551,7 @@ def state_clear(run: Run) -> Any:
     )
 
 
-@kind(OPTIMIZER, also=("warned",), options=("lr", "momentum"), variants=4)
+@kind(OPTIMIZER, hazard=True, also=("warned",), options=("lr", "momentum"), variants=4)
 def group_changed_after_save(run: Run) -> Any:
     """param_groups are changed after save()."""
     model = net()

@@ -105,7 +105,7 @@ def accumulation(run: Run) -> Any:
     return found
 
 
-@kind("gradient", also=("warned",), kills=(3, 5))
+@kind("gradient", hazard=True, also=("warned",), kills=(3, 5))
 def saved_in_accumulation(run: Run) -> Any:
     """save() after each micro-batch: gradients are in no snapshot."""
     model = net()
@@ -122,7 +122,7 @@ def saved_in_accumulation(run: Run) -> Any:
     return found
 
 
-@kind("gradient", also=("warned",))
+@kind("gradient", hazard=True, also=("warned",))
 def saved_before_the_step(run: Run) -> Any:
     """save() between backward and the optimizer's step."""
     model = net()

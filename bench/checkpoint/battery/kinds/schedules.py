@@ -95,7 +95,7 @@ def scheduler_not_given(run: Run) -> Any:
     return loop(run, model, optimizer, after=lambda _: scheduler.step())
 
 
-@kind(SCHEDULER + "|optimizer", also=("warned",))
+@kind(SCHEDULER + "|optimizer", hazard=True, also=("warned",))
 def scheduler_after_save(run: Run) -> Any:
     model = net()
     optimizer = sgd(model)
@@ -223,7 +223,7 @@ def scheduler_replaced(run: Run) -> Any:
     )  # fmt: skip
 
 
-@kind(SCHEDULER, also=("warned",), kills=(4, 8), steps=13)
+@kind(SCHEDULER, hazard=True, also=("warned",), kills=(4, 8), steps=13)
 def stepped_by_epochs(run: Run) -> Any:
     """scheduler.step() once an epoch of 4 steps, after the epoch's last save()."""
     model = net()

@@ -328,7 +328,7 @@ def object_with_state_dict(run: Run) -> Any:
     )  # fmt: skip
 
 
-@kind(named("meter"), also=("warned",))
+@kind(named("meter"), hazard=True, also=("warned",))
 def changed_after_save(run: Run) -> Any:
     """A list in extra grows after save()."""
     model = net()
