@@ -218,7 +218,8 @@ def loops(bench: Bench) -> None:
 def battery(bench: Bench) -> None:
     """Many kinds of training loops, killed and resumed."""
     found = try_battery(bench.results, tell, bench.seed, bench.only)
-    if any(one.outcome in BAD for one in found):
+    broken = bench.results.metrics["battery.broken"].median
+    if broken or any(one.outcome in BAD for one in found):
         bench.failed.append("battery")
 
 

@@ -217,6 +217,7 @@ def battery(
     if failed or (broken and not found):
         raise (failed or broken)[0]
     record(results, found, seed)
+    results.count("battery.broken", len(broken))
     results.settings |= {f"broken {n}": str(error) for n, error in enumerate(broken)}
     results.once("battery.wall_s", time.monotonic() - began, "s")
     return found

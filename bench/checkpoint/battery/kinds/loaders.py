@@ -194,7 +194,7 @@ def epochs(
     LOADER,
     options=tuple(LOADERS),
     steps=15,
-    variants=2 * len(LOADERS),
+    variants=len(LOADERS),
     kills=ENDS,
     also=("warned",),
 )
