@@ -6,10 +6,8 @@ import itertools
 import json
 import queue
 import random
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import datasets
@@ -582,33 +580,32 @@ def own_loader(run: Run) -> Any:
 @kind(LOADER, options=("next", "one ahead", "epochs end"), steps=12, kills=(2, 3, 4, 5, 6, 7, 8))
 def plan(run: Run) -> Any:
     """robust_slurm.data: handed out as it is used, one batch ahead, or to the end of its epochs."""
-    with tempfile.TemporaryDirectory(prefix="battery-", dir="/dev/shm") as directory:
-        file = Path(directory) / "a.jsonl"
-        rows = [{"tokens": [(i * 7 + j) % 97 for j in range(3 + i % 9)]} for i in range(60)]
-        file.write_text("".join(json.dumps(each) + "\n" for each in rows))
-        settings: dict[str, Any] = {"epochs": 1} if run.option == "epochs end" else {}
-        made = plans.Plan(
-            sources={"a": plans.jsonl(str(file))}, pack=WIDTH, batch=2, seed=1, **settings
-        )
-        loader = plans.Loader(made)
-        model = net()
-        optimizer = sgd(model)
-        ckpt = run.checkpointer(model=model, optimizer=optimizer, loader=loader)
-        step = ckpt.resume()
-        batches = iter(loader)
-        ahead = next(batches) if run.option == "one ahead" else None
-        while step < run.steps or run.option == "epochs end":
-            batch = ahead if ahead is not None else next(batches, None)
-            if batch is None:
-                break
-            if ahead is not None:
-                ahead = next(batches)
-            mse(model, batch["tokens"].float() / 97).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            step += 1
-            ckpt.save(step)
-        found = digest([model.state_dict(), step])
-        ckpt.close()
-        loader.close()
+    file = run.directory / "a.jsonl"  # goes with the loop, whatever kills it
+    rows = [{"tokens": [(i * 7 + j) % 97 for j in range(3 + i % 9)]} for i in range(60)]
+    file.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    settings: dict[str, Any] = {"epochs": 1} if run.option == "epochs end" else {}
+    made = plans.Plan(
+        sources={"a": plans.jsonl(str(file))}, pack=WIDTH, batch=2, seed=1, **settings
+    )
+    loader = plans.Loader(made)
+    model = net()
+    optimizer = sgd(model)
+    ckpt = run.checkpointer(model=model, optimizer=optimizer, loader=loader)
+    step = ckpt.resume()
+    batches = iter(loader)
+    ahead = next(batches) if run.option == "one ahead" else None
+    while step < run.steps or run.option == "epochs end":
+        batch = ahead if ahead is not None else next(batches, None)
+        if batch is None:
+            break
+        if ahead is not None:
+            ahead = next(batches)
+        mse(model, batch["tokens"].float() / 97).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        step += 1
+        ckpt.save(step)
+    found = digest([model.state_dict(), step])
+    ckpt.close()
+    loader.close()
     return found
