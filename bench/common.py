@@ -74,6 +74,8 @@ class Results:
     ratios: dict[str, float] = field(default_factory=dict)
     settings: dict[str, str | float] = field(default_factory=dict)
     """Conditions that the numbers depend on and a reader must know."""
+    lists: dict[str, list[dict[str, object]]] = field(default_factory=dict)
+    """Records for the JSON alone."""
 
     def add(self, metric: str, samples: Sequence[float], unit: str) -> Metric:
         """Record a metric ``<case>.<phase>``. ValueError under 20 samples, unless quick."""
@@ -104,6 +106,7 @@ class Results:
             "metrics": {name: asdict(metric) for name, metric in self.metrics.items()},
             "ratios": self.ratios,
             "settings": self.settings,
+            **({"lists": self.lists} if self.lists else {}),
             "machine": machine(),
         }
 

@@ -4,7 +4,8 @@ Case ``save``: a training that saves its whole state after every step, with our 
 with others, each beside the same steps without saving and a plain memcpy of the same bytes. Case
 ``restore``: a rank that died comes back from its own node's memory, and from a peer node's beside
 plain TCP. Case ``commit``: a durable step of 9,600 simulated ranks is committed. Case ``loops``:
-random training loops that are killed (``bench.checkpoint.loops``). Case ``overhead``: saving over
+random training loops that are killed (``bench.checkpoint.loops``). Case ``battery``: training loops
+as trainers write them, of many kinds (``bench.checkpoint.battery``). Case ``overhead``: saving over
 a link that is too slow for every step (``bench.checkpoint.overhead``). ``--peers`` also measures
 DLRover and NVRx, for which it makes an environment. ``--cuda``: see ``bench.checkpoint.cuda``.
 """
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.checkpoint import job
+from bench.checkpoint.battery.judging import BAD
+from bench.checkpoint.battery.trying import battery as try_battery
 from bench.checkpoint.commit import commit as commit_step
 from bench.checkpoint.cuda import cases as cuda
 from bench.checkpoint.loops.trying import loops as try_loops
@@ -64,7 +67,9 @@ class Bench:
         self.runs = results.runs or (QUICK_RUNS if results.quick else MIN_SAMPLES)
         self.failed: list[str] = []
         self.seed, self.large = 0, False
-        """Case ``loops``: the first seed, and the size of their states."""
+        """Cases ``loops`` and ``battery``: the first seed; and the size of the loops' states."""
+        self.only: Sequence[str] = ()
+        """Case ``battery``: kinds or families."""
 
     def attempt(self, name: str, call: Any, *args: Any) -> None:
         """Measure something; what goes wrong is told and its metrics are left out."""
@@ -210,6 +215,14 @@ def loops(bench: Bench) -> None:
         bench.failed.append("loops")
 
 
+def battery(bench: Bench) -> None:
+    """Many kinds of training loops, killed and resumed."""
+    found = try_battery(bench.results, tell, bench.seed, bench.only)
+    broken = bench.results.metrics["battery.broken"].median
+    if broken or any(one.outcome in BAD for one in found):
+        bench.failed.append("battery")
+
+
 def overhead(bench: Bench) -> None:
     """Saving over a slow link, before and after fewer steps are saved."""
     bench.attempt("overhead", measure_overhead, bench.results)
@@ -217,7 +230,7 @@ def overhead(bench: Bench) -> None:
 
 CASES = {
     "save": save, "job": in_job, "restore": restore, "commit": commit, "loops": loops,
-    "overhead": overhead,
+    "battery": battery, "overhead": overhead,
 }  # fmt: skip
 
 
@@ -234,7 +247,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument(
         "--cuda", action="store_true", help="run on this machine's GPU instead, 8 minutes"
     )
-    options.add_argument("--seed", type=int, default=0, help="case loops: the first [default: 0]")
+    options.add_argument("--seed", type=int, default=0, help="cases loops and battery [default: 0]")
+    options.add_argument(
+        "--kind", action="append", help="case battery: only this kind or family (repeatable)"
+    )
     options.add_argument(
         "--large", action="store_true", help="case loops: with states of 8 to 30 MB"
     )
@@ -254,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         results.settings[f"not measured: {peer}"] = why
     sizes = args.size or (list(SIZES)[:1] if args.quick else list(SIZES))
     bench = Bench(results, sizes, peers, args.saver or ())
-    bench.seed, bench.large = args.seed, args.large
+    bench.seed, bench.large, bench.only = args.seed, args.large, args.kind or ()
     for case in args.case or CASES:
         CASES[case](bench)
     return finish(results, args) or (1 if bench.failed else 0)

@@ -1,0 +1,1 @@
+"""Training loops as trainers write them, of many kinds, that crash and resume."""

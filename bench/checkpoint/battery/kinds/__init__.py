@@ -1,0 +1,1 @@
+"""The kinds of training loops, a module a family."""
