@@ -62,6 +62,15 @@ class ModuleState:
         """The tensors that ``collect`` found; the same lists as long as they are the same."""
         return [self._parameters.found, self._others.found]
 
+    @property
+    def lasting(self) -> list[list[Leaf]]:
+        """Those of ``leaves`` that stay the same objects from step to step."""
+        return [self._parameters.found]
+
+    def remarks(self) -> list[str]:
+        """Return what ``collect`` found that cannot be saved, each once."""
+        return []
+
     def collect(self) -> Encoded:
         """Find the tensors (``leaves``), and return all else, encoded."""
         before = self._saved_others

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from operator import is_
 from typing import Any
 
@@ -10,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from . import rng
+from .beside.attributes import Attributes
 from .leaves import local_part
 from .module_state import ModuleState
 from .object_state import (
@@ -32,6 +35,7 @@ class ParameterNames:
     def __init__(self) -> None:
         self._models: list[tuple[str, ModuleState]] = []
         self._others: list[ModuleState | ObjectState] = []
+        self._optimizers: dict[int, OptimizerState] = {}
         self._names: dict[torch.Tensor, str] = {}
         self._named: list[object] = []
 
@@ -54,6 +58,33 @@ class ParameterNames:
         }
         leaves = (leaf for other in self._others for part in other.leaves for leaf in part)
         return found | {leaf.memory.address for leaf in leaves}
+
+    def knows(self, optimizer: Optimizer) -> bool:
+        """True if a section has this optimizer."""
+        return id(optimizer) in self._optimizers
+
+    def attributes(self, optimizer: OptimizerState) -> Attributes | None:
+        """Return what looks after the state in the attributes of an optimizer; None for torch's
+        own, which have none."""
+        self._optimizers[id(optimizer.optimizer)] = optimizer
+        if type(optimizer.optimizer).__module__.startswith("torch.optim."):
+            return None
+        make = partial(_inside, names=self)
+        return Attributes(optimizer.key, optimizer.optimizer, make, saved=self.storages)
+
+    def storages(self) -> set[int]:
+        """Return the addresses of the storages that models and optimizers save."""
+        return set(self._storages())
+
+    def _storages(self) -> Iterator[int]:
+        modules = [model for _, model in self._models]
+        modules += [each for each in self._others if isinstance(each, ModuleState)]
+        for module in modules:
+            for tensor in (*module.top.parameters(), *module.top.buffers()):
+                if tensor.layout is torch.strided:
+                    yield local_part(tensor).untyped_storage().data_ptr()
+        for optimizer in self._optimizers.values():
+            yield from optimizer.storages()
 
     def __call__(self) -> dict[torch.Tensor, str]:
         """Parameter → its name among all models; the same dict as long as no tree changed."""
@@ -90,7 +121,9 @@ def sections(key: str, found: Any, names: ParameterNames) -> Any:
             names.note(module)
         return module
     if isinstance(found, Optimizer):
-        return OptimizerState(key, found, names, names.elsewhere, trained=trained)
+        return OptimizerState(
+            key, found, names, names.elsewhere, trained=trained, attributes=names.attributes
+        )
     if key == RNG:
         return GlobalGenerators(key, rng)
     if rng.is_generator(found):
@@ -102,6 +135,15 @@ def sections(key: str, found: Any, names: ParameterNames) -> Any:
             names.note(other)
         return other
     raise TypeError(f"{key}: a {type(found).__name__} has no state_dict() and load_state_dict()")
+
+
+def _inside(key: str, found: Any, names: ParameterNames) -> Any:
+    """Return the section of an attribute; None for an optimizer that has one already."""
+    parts = list(found.values()) if isinstance(found, dict) else found
+    parts = parts if isinstance(parts, list | tuple) else [found]
+    if any(isinstance(part, Optimizer) and names.knows(part) for part in parts):
+        return None
+    return sections(key, found, names)
 
 
 def kind_of(key: str) -> str:

@@ -144,12 +144,7 @@ class State:
         for section in self._holders():
             section.collect()
         known = {id(found.leaves) for found in self._found}
-        # All but a module's buffers and an optimizer's learning rates.
-        return all(
-            id(leaves) in known
-            for section in self._holders()
-            for leaves in (section.leaves[0], *section.leaves[2:])
-        )
+        return all(id(leaves) in known for each in self._holders() for leaves in each.lasting)
 
     def _holders(self) -> list[ModuleState | OptimizerState]:
         """The sections that hold nearly all tensors."""
@@ -186,6 +181,10 @@ class State:
                 ):
                     found[section.key] = Glimpse(section.collect(), _tensors(section.leaves))
         return found
+
+    def remarks(self) -> list[str]:
+        """Return what the last ``capture`` found that cannot be saved, each once."""
+        return [text for section in self._holders() for text in section.remarks()]
 
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield this rank's parts of the gradients of all optimizers, with their names."""

@@ -13,8 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, SupportsIndex
 
+from torch.optim import Optimizer
+
 from robust_slurm import heartbeat
 
+from ..capture.beside.attributes import optimizers_in
 from ..capture.beside.plain_values import Extra, PlainValue
 from ..capture.sections import has_state
 from ..capture.state import State
@@ -240,14 +243,15 @@ class Checkpointer:
 
         for hook in (before_step, after_step):
             hook._torchdynamo_disable = True  # type: ignore[attr-defined] # run it, never trace
-        optimizers = list(optimizers)
-        hooks = [getattr(each, "register_step_pre_hook", None) for each in optimizers]
-        posts = [getattr(each, "register_step_post_hook", None) for each in optimizers]
+        given = list(optimizers)
         # Where nothing tells when the state changes, all of it is copied inside save().
-        self._steady = bool(hooks) and None not in hooks
+        self._steady = bool(given) and all(map(_announces, given))
+        # A script may step the optimizer inside of a wrapper by itself, as with SAM.
+        found = [*given, *(inner for each in given for _, inner in optimizers_in(each))]
+        found = [each for each in {id(each): each for each in found}.values() if _announces(each)]
         return [
-            *(register(before_step) for register in hooks if register is not None),
-            *(register(after_step) for register in posts if register is not None),
+            *(each.register_step_pre_hook(before_step) for each in found),
+            *(each.register_step_post_hook(after_step) for each in found),
         ]
 
     def _leave_out(self) -> None:
@@ -313,6 +317,14 @@ class Checkpointer:
         self._closed = True
         if self._session is not None:
             self._session.forked()
+
+
+def _announces(optimizer: Any) -> bool:
+    """True if it calls hooks before and after its steps: a wrapper that never calls
+    Optimizer.__init__() has none."""
+    if isinstance(optimizer, Optimizer):
+        return "_optimizer_step_pre_hooks" in vars(optimizer)
+    return hasattr(optimizer, "register_step_pre_hook")
 
 
 _alive: weakref.WeakSet[Checkpointer] = weakref.WeakSet()

@@ -134,7 +134,10 @@ class Saver:
             careful = self._guard.careful
             for text in self._order.saving(step) if careful else ():
                 self._say(text)
-            self._take(step, persist, self._moments.collect())
+            moment = self._moments.collect()
+            for text in self._state.remarks():
+                self._say(text)
+            self._take(step, persist, moment)
             if careful and self._guard.skips:
                 self._order.saved(self._computing)
 
