@@ -67,10 +67,6 @@ class ModuleState:
         """Those of ``leaves`` that stay the same objects from step to step."""
         return [self._parameters.found]
 
-    def remarks(self) -> list[str]:
-        """Return what ``collect`` found that cannot be saved, each once."""
-        return []
-
     def collect(self) -> Encoded:
         """Find the tensors (``leaves``), and return all else, encoded."""
         before = self._saved_others

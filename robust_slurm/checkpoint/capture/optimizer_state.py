@@ -131,6 +131,9 @@ class OptimizerState:
                 body["attributes"] = inside
         return {"d": body}
 
+    def _add_state(self, path: str, tensor: torch.Tensor) -> Encoded:
+        return self._state.add(path.removeprefix(f"{self.key}.state."), tensor)
+
     def _add_more(self, path: str, tensor: torch.Tensor) -> Encoded:
         return self._more.add(path.removeprefix(f"{self.key}.more."), tensor)
 
@@ -206,7 +209,7 @@ class OptimizerState:
                 if isinstance(owner, torch.Tensor):
                     what = "a parameter that is in none of its groups (was it replaced?)"
                 raise TypeError(f"{self.key}: its state holds a part for {what}")
-            pairs.append((name, encode(part, str(name), self._state.add)))
+            pairs.append((name, encode(part, f"{self.key}.state.{name}", self._add_state)))
         if all(type(name) is str for name, _ in pairs):
             self._encoded_state = {"d": dict(pairs)}
         else:

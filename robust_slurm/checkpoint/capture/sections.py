@@ -12,7 +12,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from . import rng
-from .beside.attributes import Attributes
+from .beside.attributes import Attributes, optimizers_in
+from .beside.holder import HolderState
 from .leaves import local_part
 from .module_state import ModuleState
 from .object_state import (
@@ -72,6 +73,15 @@ class ParameterNames:
         make = partial(_inside, names=self)
         return Attributes(optimizer.key, optimizer.optimizer, make, saved=self.storages)
 
+    def attributes_of_holder(self, holder: HolderState) -> Attributes:
+        """Return what looks after what an object's state_dict() leaves out."""
+        make = partial(_inside, names=self)
+
+        def saved() -> set[int]:
+            return self.storages() | holder.storages()
+
+        return Attributes(holder.key, holder.found, make, saved=saved)
+
     def storages(self) -> set[int]:
         """Return the addresses of the storages that models and optimizers save."""
         return set(self._storages())
@@ -117,7 +127,7 @@ def sections(key: str, found: Any, names: ParameterNames) -> Any:
         module = ModuleState(key, found, trained=trained)
         if kind == "model":
             names.add(key.removeprefix("model").lstrip("."), module)
-        else:
+        elif kind == "extra":
             names.note(module)
         return module
     if isinstance(found, Optimizer):
@@ -129,6 +139,8 @@ def sections(key: str, found: Any, names: ParameterNames) -> Any:
     if rng.is_generator(found):
         return GeneratorState(key, found)
     if hasattr(found, "state_dict") and hasattr(found, "load_state_dict"):
+        if kind == "optimizer" and any(True for _ in optimizers_in(found)):
+            return HolderState(key, found, names.attributes_of_holder)
         made = ScalerState if ScalerState.is_of(found) else ObjectState
         other = (LoaderState if kind == "loader" else made)(key, found)
         if kind == "model":

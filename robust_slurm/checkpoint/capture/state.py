@@ -184,7 +184,8 @@ class State:
 
     def remarks(self) -> list[str]:
         """Return what the last ``capture`` found that cannot be saved, each once."""
-        return [text for section in self._holders() for text in section.remarks()]
+        found = (getattr(section, "remarks", list) for section in self._all())
+        return [text for remarks in found for text in remarks()]
 
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield this rank's parts of the gradients of all optimizers, with their names."""

@@ -50,7 +50,8 @@ def checked(optimizers: Any, key: str = "optimizer") -> Any:
             f"{key}: {kind} leaves moments and master weights out of its state_dict(). Pass "
             "robust_slurm.integrations.megatron.MegatronOptimizerState(optimizer) instead"
         )
-    if hasattr(optimizers, "state_dict") and not holds_tensor(optimizers.state_dict()):
+    alone = not any(True for _ in optimizers_in(optimizers))
+    if alone and hasattr(optimizers, "state_dict") and not holds_tensor(optimizers.state_dict()):
         raise TypeError(
             f"{key}: the state_dict() of {kind} holds no tensors, so its moments would be lost. "
             "Pass the torch optimizer inside it; if it has no tensors at all, pass it in extra="

@@ -244,11 +244,11 @@ class Checkpointer:
         for hook in (before_step, after_step):
             hook._torchdynamo_disable = True  # type: ignore[attr-defined] # run it, never trace
         given = list(optimizers)
-        # Where nothing tells when the state changes, all of it is copied inside save().
-        self._steady = bool(given) and all(map(_announces, given))
         # A script may step the optimizer inside of a wrapper by itself, as with SAM.
         found = [*given, *(inner for each in given for _, inner in optimizers_in(each))]
-        found = [each for each in {id(each): each for each in found}.values() if _announces(each)]
+        # Where nothing tells when the state changes, all of it is copied inside save().
+        self._steady = bool(given) and len(found) == len(given) and all(map(_announces, given))
+        found = [each for each in {id(each): each for each in found}.values() if _has_hooks(each)]
         return [
             *(each.register_step_pre_hook(before_step) for each in found),
             *(each.register_step_post_hook(after_step) for each in found),
@@ -320,7 +320,14 @@ class Checkpointer:
 
 
 def _announces(optimizer: Any) -> bool:
-    """True if it calls hooks before and after its steps: a wrapper that never calls
+    """True if hooks are called before all that it changes. A schedule-free optimizer changes the
+    weights in train() and eval() too."""
+    modes = hasattr(optimizer, "train") and hasattr(optimizer, "eval")
+    return _has_hooks(optimizer) and not modes
+
+
+def _has_hooks(optimizer: Any) -> bool:
+    """True if it calls hooks before and after its step: a wrapper that never calls
     Optimizer.__init__() has none."""
     if isinstance(optimizer, Optimizer):
         return "_optimizer_step_pre_hooks" in vars(optimizer)
