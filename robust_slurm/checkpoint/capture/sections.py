@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from . import rng
 from .beside.attributes import Attributes, optimizers_in
+from .beside.comm_hooks import CommHooks, hook_states
 from .beside.holder import HolderState
 from .leaves import local_part
 from .module_state import ModuleState
@@ -81,6 +82,13 @@ class ParameterNames:
             return self.storages() | holder.storages()
 
         return Attributes(holder.key, holder.found, make, saved=saved)
+
+    def comm_hooks(self) -> CommHooks | None:
+        """Return the section of all models' communication hooks; None if none may have state."""
+        models = [model.top for _, model in self._models]
+        if not any(True for _ in hook_states(models)):
+            return None
+        return CommHooks(models, partial(_inside, names=self), self.storages)
 
     def storages(self) -> set[int]:
         """Return the addresses of the storages that models and optimizers save."""

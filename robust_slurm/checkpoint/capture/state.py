@@ -15,6 +15,7 @@ import torch
 
 from ..format.layout import Entry, Snapshot
 from .assembly import Assembly, Fill, OpenedSnapshot, StateError, Step, run_all
+from .beside.comm_hooks import KEY, CommHooks
 from .leaves import Item, Leaf
 from .module_state import ModuleState, fits
 from .object_state import ObjectState, ScalerState
@@ -66,6 +67,8 @@ class State:
         ordered = sorted(objects, key=lambda key: (key == RNG, kind_of(key) != "model"))
         names = ParameterNames()
         self._tree = {key: sections(key, objects[key], names) for key in ordered}
+        if (hooks := names.comm_hooks()) is not None:
+            self._tree = {KEY: hooks, **self._tree}
 
     def release(self) -> None:
         """Release all objects; the State cannot be used afterwards. Sections refer back to it, so
@@ -261,7 +264,11 @@ class State:
         left = () if taken is None else taken.left
         if taken is not None and taken.positions:
             values = take_over(saved, sources, self._tree, taken.shares)
-        fits("state", values, self._tree)
+        if taken is not None:  # other ranks have other gradients
+            left = (*left, KEY)
+        elif KEY in self._tree and KEY not in values:  # an earlier version did not save them
+            left = (KEY,)
+        fits("state", [*values.keys() - {*left}, *left], [*self._tree.keys() - {*left}, *left])
         steps = [
             step
             for key, tree in self._tree.items()
@@ -306,7 +313,7 @@ class State:
     @property
     def notes(self) -> list[str]:
         """Remarks on oddities of the restored state, though it fits."""
-        noting = (s for s in self._all() if isinstance(s, OptimizerState | ObjectState))
+        noting = (s for s in self._all() if isinstance(s, OptimizerState | ObjectState | CommHooks))
         return [s.note for s in noting if s.note]
 
     def unlike_saved(self) -> list[str]:

@@ -111,6 +111,8 @@ def notes(snapshot: Snapshot, saved: int, now: int) -> list[str]:
     found = []
     if "rng" in kept:
         found.append(f"{shapes}: every rank's random number generators start anew")
+    if "comm_hooks" in kept:
+        found.append(f"{shapes}: the state of the model's communication hooks starts anew")
     if "loader" in kept:
         found.append(f"{shapes}: {LOADERS}")
     if any(e.kind == "private" and e.fqn.startswith("model.") for e in snapshot.entries):

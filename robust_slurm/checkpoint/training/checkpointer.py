@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from robust_slurm import heartbeat
 
 from ..capture.beside.attributes import optimizers_in
+from ..capture.beside.comm_hooks import hook_states
 from ..capture.beside.plain_values import Extra, PlainValue
 from ..capture.sections import has_state
 from ..capture.state import State
@@ -80,11 +81,14 @@ class Checkpointer:
         """
         if extra is not None and not isinstance(extra, Mapping):
             raise TypeError(f"extra: a dict of name to object, not {type(extra).__name__}")
+        # torch's way to save one: beside the model, which has it already.
+        hooks = {id(state) for state in hook_states(named(model).values())}
+        extra = {n: value for n, value in (extra or {}).items() if id(value) not in hooks}
         self._options = options(directory, every, keep, replica_wait)
         self._mesh = mesh
         world = meshes.world()
         meshes.check_mesh(mesh, world.size)
-        self.extra = self._values = Extra(extra or {})
+        self.extra = self._values = Extra(extra)
         """Objects by name, as given; plain values are those that ``resume`` finds."""
         self.stats = Stats()
         optimizer = checked(optimizer)

@@ -11,7 +11,7 @@ import copy
 import sys
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -56,12 +56,16 @@ class Attributes:
     def __init__(
         self, key: str, owner: Any, make: Callable[[str, Any], Any], *,
         saved: Callable[[], Collection[int]], depth: int = 1,
+        parameters: Callable[[], Sequence[torch.Tensor]] | None = None,
     ) -> None:  # fmt: skip
         """``make``: returns the section of an object with state, or a list or dict of them, or None
         if another section has it. ``saved``: returns the addresses of the storages that other
-        sections save. ``depth``: of objects without a state_dict() that are looked into."""
+        sections save. ``depth``: of objects without a state_dict() that are looked into.
+        ``parameters``: returns those that values may refer to, the optimizer's if None."""
         self.key, self.owner = f"{key}.attributes", owner
         self._saved = saved
+        self._parameters = parameters or partial(_parameters_of, owner)
+        self._own = TORCHS if isinstance(owner, Optimizer) else frozenset[str]()
         self._leaves = Leaves(self.key, late=False, shareable=False)
         self._changed: set[str] = set()
         self._sections: dict[str, Any] = {}
@@ -70,9 +74,11 @@ class Attributes:
             if _has_state(value):
                 if (tree := make(f"{self.key}.{name}", value)) is not None:
                     self._sections[name] = tree
-            elif depth and _is_of_the_script(value):
-                inner = Attributes(f"{self.key}.{name}", value, make, saved=saved, depth=depth - 1)
-                self._inner[name] = inner
+            elif depth and has_attributes(value):
+                self._inner[name] = Attributes(
+                    f"{self.key}.{name}", value, make,
+                    saved=saved, depth=depth - 1, parameters=self._parameters,
+                )  # fmt: skip
         addresses = saved()
         self._first = {name: _look(value, addresses) for name, value in self._named()}
         self._found: list[str] = []
@@ -97,8 +103,8 @@ class Attributes:
         return found + [part for inner in self._inner.values() for part in inner.leaves]
 
     def _named(self) -> list[tuple[str, Any]]:
-        found = vars(self.owner).items()
-        return [(k, v) for k, v in found if k not in TORCHS and not k.startswith("_optimizer_")]
+        found = _attributes(self.owner).items()
+        return [(k, v) for k, v in found if k not in self._own and not k.startswith("_optimizer_")]
 
     def collect(self, covered: Callable[[Any], bool] = lambda optimizer: False) -> Encoded:
         """Find the tensors, and return all else, encoded; None if nothing has changed.
@@ -148,10 +154,6 @@ class Attributes:
     def _add(self, path: str, tensor: torch.Tensor) -> Encoded:
         return self._leaves.add(path.removeprefix(f"{self.key}."), tensor)
 
-    def _parameters(self) -> list[torch.Tensor]:
-        groups = getattr(self.owner, "param_groups", ())
-        return [parameter for group in groups for parameter in group["params"]]
-
     def plan(self, saved: Assembly, encoded: Encoded) -> list[Step]:
         """Return the steps that restore them. Raises StateError."""
         values = encoded.get("d", {}) if isinstance(encoded, dict) else {}
@@ -177,8 +179,24 @@ class Attributes:
         return steps
 
     def _put(self, name: str, value: Any) -> None:
-        here = vars(self.owner).get(name)
+        here = getattr(self.owner, name, None)
         setattr(self.owner, name, renewed(here, value)[0])
+
+
+def _parameters_of(optimizer: Any) -> list[torch.Tensor]:
+    groups = getattr(optimizer, "param_groups", ())
+    return [parameter for group in groups for parameter in group["params"]]
+
+
+def _attributes(owner: Any) -> dict[str, Any]:
+    """Return the attributes of an object, those in slots too."""
+    slots = [name for base in type(owner).__mro__ for name in _names(vars(base).get("__slots__"))]
+    found = {name: getattr(owner, name) for name in slots if hasattr(owner, name)}
+    return {**found, **getattr(owner, "__dict__", {})}
+
+
+def _names(slots: Any) -> Sequence[str]:
+    return (slots,) if isinstance(slots, str) else tuple(slots or ())
 
 
 def optimizers_in(found: Any, depth: int = 3) -> Iterator[tuple[str, Optimizer]]:
@@ -211,10 +229,12 @@ def _is_object(value: Any) -> bool:
     return both or rng.is_generator(value)
 
 
-def _is_of_the_script(value: Any) -> bool:
+def has_attributes(value: Any) -> bool:
     """True for an object whose attributes may be state: not of a type of Python's own."""
     kind = type(value)
-    if isinstance(value, (*_NO_STATE, torch.Tensor)) or not hasattr(value, "__dict__"):
+    if isinstance(value, (*_NO_STATE, torch.Tensor)):
+        return False
+    if not (hasattr(value, "__dict__") or hasattr(kind, "__slots__")):
         return False
     package = kind.__module__.partition(".")[0]
     return package not in sys.stdlib_module_names and package not in ("numpy", "pybind11_builtins")
@@ -265,7 +285,7 @@ def _look(value: Any, saved: Collection[int]) -> Any:
         numpy = sys.modules.get("numpy")
         if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
             return str(value.dtype), value.shape, value.tobytes()
-        return look(vars(value), depth - 1) if _is_of_the_script(value) else None
+        return look(_attributes(value), depth - 1) if has_attributes(value) else None
 
     return look(value, _DEPTH)
 
@@ -286,7 +306,7 @@ def _swapped(value: Any, names: Mapping[int, int]) -> Any:
     return _mapped(value, partial(_swapped, names=names))
 
 
-def _restored(value: Any, parameters: list[torch.Tensor]) -> Any:
+def _restored(value: Any, parameters: Sequence[torch.Tensor]) -> Any:
     """Return the value with parameters for their stand-ins. Raises StateError."""
     if isinstance(value, tuple) and len(value) == 2 and value[0] == _PARAMETER:
         if not 0 <= value[1] < len(parameters):
