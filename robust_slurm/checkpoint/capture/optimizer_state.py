@@ -421,7 +421,8 @@ class OptimizerState:
             for path in differing(encoded["d"].get(key), now["d"].get(key))
         ]
         leaves = (leaf for part in (*self.lasting, self._more.found) for leaf in part)
-        for item in (leaf.item for leaf in leaves):
+        # In another world a rank has other parts of a tensor.
+        for item in (leaf.item for leaf in leaves if not saved.resized):
             raw = item.tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             with contextlib.suppress(StateError):
                 there = saved.whole(item.entry.fqn)

@@ -90,6 +90,10 @@ class ParameterNames:
             return None
         return CommHooks(models, partial(_inside, names=self), self.storages)
 
+    def modules(self) -> list[tuple[str, nn.Module]]:
+        """Return all models that are modules, with their keys."""
+        return [(model.key, model.top) for _, model in self._models]
+
     def storages(self) -> set[int]:
         """Return the addresses of the storages that models and optimizers save."""
         return set(self._storages())

@@ -15,7 +15,8 @@ import torch
 
 from ..format.layout import Entry, Snapshot
 from .assembly import Assembly, Fill, OpenedSnapshot, StateError, Step, run_all
-from .beside.comm_hooks import KEY, CommHooks
+from .beside import between, comm_hooks, modes
+from .beside.plain_values import PlainValue
 from .leaves import Item, Leaf
 from .module_state import ModuleState, fits
 from .object_state import ObjectState, ScalerState
@@ -27,6 +28,11 @@ from .taken_over import LOADER, Taken, is_global, like, same_shares, take_over
 from .values import Encoded
 
 __all__ = ["Item", "OpenedSnapshot", "Share", "State", "StateError"]
+
+
+GROUPS = ".param_groups."
+BESIDE = frozenset((comm_hooks.KEY, modes.KEY, between.KEY))
+"""Keys of what is saved beside the objects given."""
 
 
 class Glimpse(NamedTuple):
@@ -68,7 +74,12 @@ class State:
         names = ParameterNames()
         self._tree = {key: sections(key, objects[key], names) for key in ordered}
         if (hooks := names.comm_hooks()) is not None:
-            self._tree = {KEY: hooks, **self._tree}
+            self._tree = {comm_hooks.KEY: hooks, **self._tree}
+        if models := names.modules():
+            self._tree[modes.KEY] = modes.Modes(models)
+        self.between = between.Between()
+        if any(isinstance(each, OptimizerState) for each in self._all()):
+            self._tree[between.KEY] = self.between
 
     def release(self) -> None:
         """Release all objects; the State cannot be used afterwards. Sections refer back to it, so
@@ -185,6 +196,37 @@ class State:
                     found[section.key] = Glimpse(section.collect(), _tensors(section.leaves))
         return found
 
+    def look_at_groups(self) -> dict[str, Any]:
+        """Return the settings in the parameter groups of all optimizers, by name."""
+        found: dict[str, Any] = {}
+        for section in self._all():
+            for group in (
+                section.optimizer.param_groups if isinstance(section, OptimizerState) else ()
+            ):
+                for name, value in group.items():
+                    if name != "params":
+                        known = found.setdefault(f"{section.key}{GROUPS}{name}", [])
+                        known.append(_setting(value))
+        return found
+
+    def tensors_named(self, names: Collection[str]) -> dict[str, torch.Tensor]:
+        """Return the live tensors that were last found, of the entries with these names."""
+        leaves = (leaf for section in self._all() for part in section.leaves for leaf in part)
+        items = (leaf.item for leaf in leaves)
+        return {item.entry.name: item.tensor for item in items if item.entry.name in names}
+
+    def is_recomputed(self, key: str) -> bool:
+        """True for an object of ``extra`` that a next step may well change before its optimizer
+        step, as an environment or a replay buffer; not for a scheduler, a module or a number."""
+        for section in (
+            s for k, tree in self._tree.items() if key.startswith(k) for s in flat(tree)
+        ):
+            if section.key == key and type(section) is ObjectState:
+                if isinstance(section.found, PlainValue):
+                    return not isinstance(section.get(), int | float | str | None)
+                return not _looks_at_itself(section.found)
+        return False
+
     def remarks(self) -> list[str]:
         """Return what the last ``capture`` found that cannot be saved, each once."""
         found = (getattr(section, "remarks", list) for section in self._all())
@@ -220,7 +262,9 @@ class State:
     def schedulers_missing(self) -> list[str]:
         """Return the optimizers with a learning-rate scheduler, if ``extra`` has no scheduler."""
         sections = list(self._all())
-        if any(hasattr(getattr(each, "found", None), "get_last_lr") for each in sections):
+        inside = (s for s in sections if getattr(s, "attributes", None) is not None)
+        held = [each for section in inside for each in section.attributes.sections()]
+        if any(hasattr(getattr(s, "found", None), "get_last_lr") for s in (*sections, *held)):
             return []
         return [
             each.key
@@ -265,10 +309,10 @@ class State:
         if taken is not None and taken.positions:
             values = take_over(saved, sources, self._tree, taken.shares)
         if taken is not None:  # other ranks have other gradients
-            left = (*left, KEY)
-        elif KEY in self._tree and KEY not in values:  # an earlier version did not save them
-            left = (KEY,)
-        fits("state", [*values.keys() - {*left}, *left], [*self._tree.keys() - {*left}, *left])
+            left = (*left, comm_hooks.KEY)
+        # An earlier version did not save them.
+        left = (*left, *(key for key in BESIDE if key not in values or key not in self._tree))
+        fits("state", [*values.keys() - BESIDE], [*self._tree.keys() - BESIDE])
         steps = [
             step
             for key, tree in self._tree.items()
@@ -313,7 +357,11 @@ class State:
     @property
     def notes(self) -> list[str]:
         """Remarks on oddities of the restored state, though it fits."""
-        noting = (s for s in self._all() if isinstance(s, OptimizerState | ObjectState | CommHooks))
+        noting = (
+            s
+            for s in self._all()
+            if isinstance(s, OptimizerState | ObjectState | comm_hooks.CommHooks)
+        )
         return [s.note for s in noting if s.note]
 
     def unlike_saved(self) -> list[str]:
@@ -330,6 +378,13 @@ def _looks_at_itself(found: object) -> bool:
     """True if its state_dict() is known to call no other code: a scheduler, or our own."""
     ours = type(found).__module__.startswith("robust_slurm.")
     return ours or isinstance(found, torch.optim.lr_scheduler.LRScheduler)
+
+
+def _setting(value: Any) -> Any:
+    """Return what is equal as long as a setting does not change."""
+    if isinstance(value, torch.Tensor):
+        return id(value), None if value.is_inference() else value._version
+    return repr(value)
 
 
 def _tensors(leaves: list[list[Leaf]]) -> dict[str, torch.Tensor]:

@@ -122,6 +122,7 @@ class Saver:
         if self._client.dead:
             raise RuntimeError(f"the checkpoint store is gone ({self._client.dead})")
         self.last, self._held = step, None
+        self._order.found()
         ring = self.room.ring
         # Outside robust-srun nobody reads what does not go to disk.
         in_memory = self._patient and not self.room.on_disk
@@ -211,6 +212,8 @@ class Saver:
         with self._meter.standing():
             self._wait_for_copy()
             self._spoilt.act_on(self._guard.before_change(COPY_DEADLINE), self._newest)
+            for text in self._order.stepping():
+                self._say(text)
             newest, self._newest = self._newest, None
             if newest is not None:
                 for text in self._order.changing(newest.early()):

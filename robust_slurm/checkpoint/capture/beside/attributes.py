@@ -90,9 +90,14 @@ class Attributes:
         found, self._notes = self._notes, []
         for inner in self._inner.values():
             found += inner.notes()
-        for section in (s for tree in self._sections.values() for s in flat(tree)):
+        for section in self.sections():
             found += section.remarks() if hasattr(section, "remarks") else []
         return found
+
+    def sections(self) -> Iterator[Any]:
+        """Yield the sections of the objects with state among them."""
+        for tree in self._sections.values():
+            yield from flat(tree)
 
     @property
     def leaves(self) -> list[list[Leaf]]:
