@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from operator import is_
 from typing import Any
+from weakref import WeakValueDictionary, ref
 
 import torch
 from torch import nn
@@ -37,7 +38,8 @@ class ParameterNames:
     def __init__(self) -> None:
         self._models: list[tuple[str, ModuleState]] = []
         self._others: list[ModuleState | ObjectState] = []
-        self._optimizers: dict[int, OptimizerState] = {}
+        # Weak: they refer back to this.
+        self._optimizers: WeakValueDictionary[int, OptimizerState] = WeakValueDictionary()
         self._names: dict[torch.Tensor, str] = {}
         self._named: list[object] = []
 
@@ -76,10 +78,11 @@ class ParameterNames:
 
     def attributes_of_holder(self, holder: HolderState) -> Attributes:
         """Return what looks after what an object's state_dict() leaves out."""
-        make = partial(_inside, names=self)
+        make, me = partial(_inside, names=self), ref(holder)
 
         def saved() -> set[int]:
-            return self.storages() | holder.storages()
+            this = me()
+            return self.storages() | (this.storages() if this is not None else set())
 
         return Attributes(holder.key, holder.found, make, saved=saved)
 
@@ -90,9 +93,9 @@ class ParameterNames:
             return None
         return CommHooks(models, partial(_inside, names=self), self.storages)
 
-    def modules(self) -> list[tuple[str, nn.Module]]:
-        """Return all models that are modules, with their keys."""
-        return [(model.key, model.top) for _, model in self._models]
+    def modules(self) -> list[ModuleState]:
+        """Return the sections of all models that are modules."""
+        return [model for _, model in self._models]
 
     def storages(self) -> set[int]:
         """Return the addresses of the storages that models and optimizers save."""

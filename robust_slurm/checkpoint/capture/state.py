@@ -30,6 +30,7 @@ from .values import Encoded
 __all__ = ["Item", "OpenedSnapshot", "Share", "State", "StateError"]
 
 
+_FIXED = frozenset((bool, int, float, str, type(None)))
 GROUPS = ".param_groups."
 BESIDE = frozenset((comm_hooks.KEY, modes.KEY, between.KEY))
 """Keys of what is saved beside the objects given."""
@@ -384,7 +385,7 @@ def _setting(value: Any) -> Any:
     """Return what is equal as long as a setting does not change."""
     if isinstance(value, torch.Tensor):
         return id(value), None if value.is_inference() else value._version
-    return repr(value)
+    return value if type(value) in _FIXED else repr(value)
 
 
 def _tensors(leaves: list[list[Leaf]]) -> dict[str, torch.Tensor]:

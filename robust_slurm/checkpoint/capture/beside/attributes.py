@@ -79,7 +79,7 @@ class Attributes:
                     f"{self.key}.{name}", value, make,
                     saved=saved, depth=depth - 1, parameters=self._parameters,
                 )  # fmt: skip
-        addresses = saved()
+        addresses = _Storages(saved)
         self._first = {name: _look(value, addresses) for name, value in self._named()}
         self._found: list[str] = []
         self._said: set[str] = set()
@@ -115,7 +115,7 @@ class Attributes:
         """Find the tensors, and return all else, encoded; None if nothing has changed.
 
         ``covered``: True for an optimizer whose state the owner's section has saved."""
-        addresses = self._saved()
+        addresses = _Storages(self._saved)
         values: dict[str, Encoded] = {}
         self._found = []
         self._leaves.begin()
@@ -245,6 +245,19 @@ def has_attributes(value: Any) -> bool:
     return package not in sys.stdlib_module_names and package not in ("numpy", "pybind11_builtins")
 
 
+class _Storages:
+    """The addresses of storages that other sections save, found when they are asked for."""
+
+    def __init__(self, find: Callable[[], Collection[int]]) -> None:
+        self._find = find
+        self._found: Collection[int] | None = None
+
+    def __contains__(self, address: int) -> bool:
+        if self._found is None:
+            self._found = self._find()
+        return address in self._found
+
+
 class _Same:
     """A tensor as it was: equal to itself as long as torch counts no write to it."""
 
@@ -260,7 +273,7 @@ class _Same:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _look(value: Any, saved: Collection[int]) -> Any:
+def _look(value: Any, saved: _Storages) -> Any:
     """Return a description of a value that is equal as long as nothing in it changes; of a tensor
     in ``saved`` storages only that it is one."""
     left = [_MANY]
@@ -295,7 +308,7 @@ def _look(value: Any, saved: Collection[int]) -> Any:
     return look(value, _DEPTH)
 
 
-def _is_saved(tensor: torch.Tensor, saved: Collection[int]) -> bool:
+def _is_saved(tensor: torch.Tensor, saved: _Storages) -> bool:
     if not tensor.numel() or tensor.layout is not torch.strided:
         return not tensor.numel()
     try:

@@ -7,25 +7,25 @@ have been in the midst of an evaluation.
 from __future__ import annotations
 
 from collections.abc import Iterable
-
-from torch import nn
+from operator import attrgetter
 
 from ..assembly import Assembly, Step
 from ..leaves import Leaf
-from ..module_tree import walk
+from ..module_state import ModuleState
 from ..values import Encoded
 
 KEY = "modes"
+_TRAINING = attrgetter("training")
 
 
 class Modes:
     """The modes of all modules of all models; a section of the state without tensors."""
 
-    def __init__(self, models: Iterable[tuple[str, nn.Module]]) -> None:
-        """``models``: each with its key."""
+    def __init__(self, models: Iterable[ModuleState]) -> None:
+        """``models``: their sections, which are collected first."""
         self.key = KEY
         self.leaves: list[list[Leaf]] = []
-        self._models = dict(models)
+        self._models = {model.key: model for model in models}
 
     def collect(self) -> Encoded:
         """Return the names of the modules that are not training, by model, encoded."""
@@ -39,11 +39,12 @@ class Modes:
     def _set(self, idle: dict[str, list[str]]) -> None:
         for key, model in self._models.items():
             names = set(idle.get(key, ()))
-            for prefix, _, module in walk(model) if key in idle else ():
+            for prefix, _, module in model.places() if key in idle else ():
                 module.training = prefix not in names
 
 
-def _idle(model: nn.Module) -> list[str]:
-    if all(module.training for module in model.modules()):
+def _idle(model: ModuleState) -> list[str]:
+    places = model.places()
+    if all(map(_TRAINING, (place.module for place in places))):
         return []
-    return [place.prefix for place in walk(model) if not place.module.training]
+    return [place.prefix for place in places if not place.module.training]
