@@ -92,7 +92,8 @@ class OptimizerState:
         parameters = (p for group in self.optimizer.param_groups for p in group["params"])
         found = (leaf.local for part in (*self.lasting, self._more.found) for leaf in part)
         for tensor in chain(map(local_part, parameters), found):
-            yield tensor.untyped_storage().data_ptr()
+            if tensor.layout is torch.strided and not hasattr(tensor, "__tensor_flatten__"):
+                yield tensor.untyped_storage().data_ptr()
 
     def collect(self) -> Encoded:
         """Find the tensors (``leaves``), and return all else, encoded."""

@@ -61,7 +61,7 @@ class Order:
         expected, between.expected = between.expected, set()
         lost = [name for name in expected if GROUPS in name and name not in changed]
         kept, self._kept = self._kept, {}
-        live = self._state.tensors_named(kept)
+        live = self._state.tensors_named(kept) if kept else {}
         lost += [n for n, one in kept.items() if n in live and torch.equal(one, live[n])]
         if self._restored:
             glimpses, held, self._restored = self._state.look_at_extra(), self._restored, {}

@@ -81,6 +81,8 @@ class Attributes:
                 )  # fmt: skip
         addresses = _Storages(saved)
         self._first = {name: _look(value, addresses) for name, value in self._named()}
+        held = {**self._sections, **self._inner}
+        self._objects = {name: value for name, value in self._named() if name in held}
         self._found: list[str] = []
         self._said: set[str] = set()
         self._notes: list[str] = []
@@ -121,6 +123,9 @@ class Attributes:
         self._leaves.begin()
         for name, value in self._named():
             tree, inner = self._sections.get(name), self._inner.get(name)
+            if value is not self._objects.get(name, value):
+                self._note(name, "the object that it was at first was replaced")
+                continue
             if inner is not None:
                 if (encoded := inner.collect(covered)) is not None:
                     values[name] = {"inner": encoded}
@@ -146,15 +151,18 @@ class Attributes:
         try:
             return [encode(_swapped(value, names), f"{self.key}.{name}", self._add)]
         except TypeError as err:
-            if name not in self._said:
-                self._said.add(name)
-                path = self.key.replace(".attributes", "")
-                self._notes.append(
-                    f"{path}.{name} of {type(self.owner).__name__} changes as it is used and "
-                    f"cannot be saved: a restart goes on with that of its start ({err}). Return it "
-                    "from state_dict(), and take it back in load_state_dict()"
-                )
+            self._note(name, str(err))
             return None
+
+    def _note(self, name: str, why: str) -> None:
+        if name not in self._said:
+            self._said.add(name)
+            path = self.key.replace(".attributes", "")
+            self._notes.append(
+                f"{path}.{name} of {type(self.owner).__name__} changes as it is used and cannot be "
+                f"saved: a restart goes on with that of its start ({why}). Return it from "
+                "state_dict(), and take it back in load_state_dict()"
+            )
 
     def _add(self, path: str, tensor: torch.Tensor) -> Encoded:
         return self._leaves.add(path.removeprefix(f"{self.key}."), tensor)
@@ -326,11 +334,15 @@ def _swapped(value: Any, names: Mapping[int, int]) -> Any:
 
 def _restored(value: Any, parameters: Sequence[torch.Tensor]) -> Any:
     """Return the value with parameters for their stand-ins. Raises StateError."""
-    if isinstance(value, tuple) and len(value) == 2 and value[0] == _PARAMETER:
+    if type(value) is tuple and len(value) == 2 and _is_stand_in(value[0]):
         if not 0 <= value[1] < len(parameters):
             raise StateError(f"parameter {value[1]} was saved, there is none here")
         return parameters[value[1]]
     return _mapped(value, partial(_restored, parameters=parameters))
+
+
+def _is_stand_in(value: Any) -> bool:
+    return type(value) is str and value == _PARAMETER
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
