@@ -31,10 +31,11 @@ def checked(optimizers: Any, key: str = "optimizer") -> Any:
     kind = type(optimizers).__name__
     if isinstance(optimizers, Optimizer):
         names = [base.__name__ for base in type(optimizers).__mro__]
-        if "AcceleratedOptimizer" in names and isinstance(
-            inner := getattr(optimizers, "optimizer", None), Optimizer
-        ):
-            return checked(inner, key)  # accelerate's; it has no state of its own
+        if "AcceleratedOptimizer" in names:  # accelerate's; it has no state of its own
+            inner = getattr(optimizers, "optimizer", None)
+            if not isinstance(inner, Optimizer):
+                raise TypeError(f"{key}: {kind} wraps no torch optimizer; pass a torch optimizer")
+            return checked(inner, key)
         asked = type(optimizers).state_dict is not Optimizer.state_dict
         if not asked and "_optimizer_step_pre_hooks" not in vars(optimizers):
             return _unwrapped(optimizers, key)  # its Optimizer.__init__ never ran
