@@ -100,8 +100,10 @@ class OptimizerState:
         optimizer = self.optimizer
         kind = type(optimizer).__name__
         plain = is_plain_to_save(optimizer)
-        groups, state, more = optimizer.param_groups, optimizer.state if plain else {}, {}
-        whole = None
+        groups = optimizer.param_groups
+        state: Mapping[Any, Any] = optimizer.state if plain else {}
+        more: dict[Any, Any] = {}
+        whole: Any = None
         if not plain:
             whole = optimizer.state_dict()
             if (parts := self._by_parameter(whole)) is not None:

@@ -263,8 +263,8 @@ class State:
     def schedulers_missing(self) -> list[str]:
         """Return the optimizers with a learning-rate scheduler, if ``extra`` has no scheduler."""
         sections = list(self._all())
-        inside = (s for s in sections if getattr(s, "attributes", None) is not None)
-        held = [each for section in inside for each in section.attributes.sections()]
+        inside = [getattr(section, "attributes", None) for section in sections]
+        held = [s for attributes in inside if attributes is not None for s in attributes.sections()]
         if any(hasattr(getattr(s, "found", None), "get_last_lr") for s in (*sections, *held)):
             return []
         return [
