@@ -98,7 +98,42 @@ class Frozen(Script):
         return [*super().state(), self.model[-1].training, self.model.training]
 
 
-@pytest.mark.parametrize("script", [Schedule, Collecting, Frozen])
+class Codebook(nn.Sequential):
+    """Its forward pass changes a parameter that no optimizer has."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        self.codes = nn.Parameter(torch.zeros(6), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.codes.data = self.codes.lerp(x.mean(0), 0.1)
+        return super().forward(x) + self.codes
+
+
+class Quantised(Script):
+    def make(self) -> None:
+        self.model = Codebook(*self.model)
+        self.optimizer = torch.optim.SGD(
+            [p for p in self.model.parameters() if p.requires_grad], lr=0.1
+        )
+
+
+class LateQuantised(Quantised):
+    """Changes it after save() instead."""
+
+    def make(self) -> None:
+        self.codes = nn.Parameter(torch.zeros(6), requires_grad=False)
+        self.model.register_parameter("codes", self.codes)
+        self.optimizer = torch.optim.SGD(
+            [p for p in self.model.parameters() if p.requires_grad], lr=0.1
+        )
+
+    def step(self, number: int) -> None:
+        super().step(number)
+        self.codes.data += 1
+
+
+@pytest.mark.parametrize("script", [Schedule, Collecting, Frozen, Quantised])
 def test_what_is_done_again_or_restored_is_met_with_silence(
     script: type[Script], store: FakeStore, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,7 +143,11 @@ def test_what_is_done_again_or_restored_is_met_with_silence(
 
 @pytest.mark.parametrize(
     ("script", "name"),
-    [(LateSchedule, "optimizer.param_groups.lr"), (LateCollecting, "extra.buffer")],
+    [
+        (LateSchedule, "optimizer.param_groups.lr"),
+        (LateCollecting, "extra.buffer"),
+        (LateQuantised, "model.codes"),
+    ],
 )
 def test_what_was_changed_after_save_and_is_lost_is_named(
     script: type[Script], name: str, store: FakeStore, capfd: pytest.CaptureFixture[str]
