@@ -62,6 +62,15 @@ class ModuleState:
         """The tensors that ``collect`` found; the same lists as long as they are the same."""
         return [self._parameters.found, self._others.found]
 
+    @property
+    def lasting(self) -> list[list[Leaf]]:
+        """Those of ``leaves`` that stay the same objects from step to step."""
+        return [self._parameters.found]
+
+    def places(self) -> list[TreeModule]:
+        """Return the tree of modules, as ``collect`` found it."""
+        return self._places or list(module_tree.walk(self.top))
+
     def collect(self) -> Encoded:
         """Find the tensors (``leaves``), and return all else, encoded."""
         before = self._saved_others

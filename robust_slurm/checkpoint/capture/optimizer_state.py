@@ -8,11 +8,12 @@ is put right afterwards.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from operator import is_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
@@ -24,7 +25,14 @@ from .beside.own_parameters import OwnParameters
 from .leaves import Batch, Leaf, Leaves, local_part
 from .values import Encoded, TensorRef, decode, encode, ref_of
 
+if TYPE_CHECKING:
+    from .beside.attributes import Attributes
+
 Names = Mapping[torch.Tensor, str]
+TAGS = ("d", "t", "m", "od")
+"""Keys of encoded values that are no part of their path."""
+_IDS = "\0ids"
+"""Key of the names by which an optimizer's own state_dict() calls its parameters."""
 SIMPLE = frozenset((int, float, str, bool, type(None), torch.Tensor))
 """Values that cannot change without being replaced, but for the data of a tensor."""
 
@@ -35,10 +43,12 @@ class OptimizerState:
     def __init__(
         self, key: str, optimizer: Optimizer, names: Callable[[], Names],
         elsewhere: Callable[[], Collection[int]] = frozenset, *, trained: bool,
+        attributes: Callable[[OptimizerState], Attributes | None] = lambda section: None,
     ) -> None:  # fmt: skip
         """``names``: parameter → its name in the model, where it is in one; the same object as
         long as nothing changed. ``elsewhere``: addresses of parameters without a name that another
-        object saves. ``trained``: it is the training's own, alike on all peers.
+        object saves. ``trained``: it is the training's own, alike on all peers. ``attributes``:
+        makes what looks after state in its attributes.
         """
         self.key = key
         self.optimizer = optimizer
@@ -52,61 +62,116 @@ class OptimizerState:
         # Not late: schedulers set a learning rate that is a tensor, after the step.
         self._groups = Leaves(f"{key}.param_groups", late=False, shareable=False)
         self._own = OwnParameters(key, trained=trained)
+        # What its own state_dict() holds beside these.
+        self._more = Leaves(f"{key}.more", late=False, shareable=False)
         self._seen: list[Any] = []
         self._sizes: list[int] = []
         self._simple = False
         self._batch = Batch(())
         self._parameters: list[list[str | int]] = []
         self._encoded_state: Encoded = None
+        self.attributes = attributes(self)
 
     @property
     def leaves(self) -> list[list[Leaf]]:
         """The tensors that ``collect`` found; the same lists as long as they are the same."""
-        return [self._state.found, self._groups.found, self._own.found]
+        inside = self.attributes.leaves if self.attributes is not None else []
+        return [*self.lasting, self._groups.found, self._more.found, *inside]
+
+    @property
+    def lasting(self) -> list[list[Leaf]]:
+        """Those of ``leaves`` that stay the same objects from step to step."""
+        return [self._state.found, self._own.found]
+
+    def remarks(self) -> list[str]:
+        """Return what ``collect`` found that cannot be saved, each once."""
+        return self.attributes.notes() if self.attributes is not None else []
+
+    def storages(self) -> Iterator[int]:
+        """Yield the addresses of the storages that it saves."""
+        parameters = (p for group in self.optimizer.param_groups for p in group["params"])
+        found = (leaf.local for part in (*self.lasting, self._more.found) for leaf in part)
+        for tensor in chain(map(local_part, parameters), found):
+            if tensor.layout is torch.strided and not hasattr(tensor, "__tensor_flatten__"):
+                yield tensor.untyped_storage().data_ptr()
 
     def collect(self) -> Encoded:
         """Find the tensors (``leaves``), and return all else, encoded."""
         optimizer = self.optimizer
-        if is_plain_to_save(optimizer):
-            groups = optimizer.param_groups
-            self._collect_state(groups, optimizer.state)
-        else:
-            groups, state = self._ask()
-            self._collect_state(groups, state)
+        kind = type(optimizer).__name__
+        plain = is_plain_to_save(optimizer)
+        groups = optimizer.param_groups
+        state: Mapping[Any, Any] = optimizer.state if plain else {}
+        more: dict[Any, Any] = {}
+        whole: Any = None
+        if not plain:
+            whole = optimizer.state_dict()
+            if (parts := self._by_parameter(whole)) is not None:
+                groups, state, more = parts
+                whole = None
+        self._collect_state(groups, state)
         self._groups.begin()
         encoded = []
         for i, (group, names) in enumerate(zip(groups, self._parameters, strict=True)):
             body = {
                 key: encode(value, f"{i}.{key}", self._groups.add)
                 for key, value in group.items()
-                if key != "params"
+                if key != "params" and whole is None
             }
             encoded.append({"d": {**body, "params": names}})
         self._groups.end()
-        kind = type(optimizer).__name__
         body = {"state": self._encoded_state, "param_groups": encoded, "type": kind}
         if self._own.encoded is not None:
             body["parameters"] = self._own.encoded
+        self._more.begin()
+        for key, rest in (("more", more or None), ("whole", whole)):
+            if rest is not None:
+                body[key] = encode(rest, f"{self.key}.more", self._add_more)
+        self._more.end()
+        if self.attributes is not None:
+            inside = self.attributes.collect(partial(self._covers, asked=not plain))
+            if inside is not None:
+                body["attributes"] = inside
         return {"d": body}
 
-    def _ask(self) -> tuple[list[dict[str, Any]], Mapping[Any, Any]]:
-        """Return the state that an optimizer's own state_dict() gives, by parameter again."""
-        state = self.optimizer.state_dict()
+    def _add_state(self, path: str, tensor: torch.Tensor) -> Encoded:
+        return self._state.add(path.removeprefix(f"{self.key}.state."), tensor)
+
+    def _add_more(self, path: str, tensor: torch.Tensor) -> Encoded:
+        return self._more.add(path.removeprefix(f"{self.key}.more."), tensor)
+
+    def _covers(self, inner: Optimizer, *, asked: bool) -> bool:
+        """True if what was collected holds all state of an optimizer in its attributes."""
+        mine, theirs = self.optimizer.param_groups, inner.param_groups
+        shared = len(mine) == len(theirs) and all(map(is_, mine, theirs))
+        saved = {leaf.local.data_ptr() for leaf in (*self._state.found, *self._more.found)}
+        return (asked or shared) and all(
+            local_part(value).data_ptr() in saved
+            for part in inner.state.values()
+            for value in (part.values() if isinstance(part, Mapping) else ())
+            if isinstance(value, torch.Tensor) and value.numel()
+        )
+
+    def _by_parameter(
+        self, state: Any
+    ) -> tuple[list[dict[str, Any]], Mapping[Any, Any], dict[Any, Any]] | None:
+        """Return groups and state of an optimizer's own state_dict(), by parameter again, and what
+        else it holds. None if it is not built as torch's: then it is taken whole."""
         live = [p for group in self.optimizer.param_groups for p in group["params"]]
         try:
+            more = {k: v for k, v in state.items() if k not in ("state", "param_groups")}
             ids = [i for group in state["param_groups"] for i in group["params"]]
             by_id = dict(zip(ids, live, strict=True))
+            if ids != list(range(len(ids))):
+                more[_IDS] = ids
             groups = [
                 {**group, "params": [by_id[i] for i in group["params"]]}
                 for group in state["param_groups"]
             ]
-            return groups, {by_id.get(key, key): value for key, value in state["state"].items()}
-        except (KeyError, TypeError, ValueError) as err:
-            raise TypeError(
-                f"{self.key}: the state_dict() of {type(self.optimizer).__name__} is not that of a "
-                f"torch optimizer with these parameters ({type(err).__name__}: {err}); pass the "
-                f"optimizer in extra instead"
-            ) from err
+            by_parameter = {by_id.get(key, key): value for key, value in state["state"].items()}
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return None
+        return groups, by_parameter, more
 
     def _collect_state(self, groups: list[dict[str, Any]], state: Mapping[Any, Any]) -> None:
         names = self._names()
@@ -147,7 +212,7 @@ class OptimizerState:
                 if isinstance(owner, torch.Tensor):
                     what = "a parameter that is in none of its groups (was it replaced?)"
                 raise TypeError(f"{self.key}: its state holds a part for {what}")
-            pairs.append((name, encode(part, str(name), self._state.add)))
+            pairs.append((name, encode(part, f"{self.key}.state.{name}", self._add_state)))
         if all(type(name) is str for name, _ in pairs):
             self._encoded_state = {"d": dict(pairs)}
         else:
@@ -177,6 +242,8 @@ class OptimizerState:
             groups = [dict(group["d"]) for group in groups]
             saved_names = [group.pop("params") for group in groups]
             kind, own = encoded["d"].get("type"), encoded["d"].get("parameters")
+            more, whole = encoded["d"].get("more"), encoded["d"].get("whole")
+            inside = encoded["d"].get("attributes")
         except (KeyError, TypeError, ValueError):
             raise StateError(f"{self.key}: saved from something that is no optimizer") from None
         live = self.optimizer.param_groups
@@ -191,8 +258,22 @@ class OptimizerState:
         steps = self._own.plan(saved, own, owners)
         if own is None:
             self._look_for_unsaved(owners)
-        if not (is_plain_to_save(self.optimizer) and is_plain_to_load(self.optimizer)):
-            return [*steps, partial(self._load, saved, parts, groups, owners, names)]
+        after: list[Step] = []
+        if inside is not None and self.attributes is None:
+            raise StateError(f"{self.key}: saved from an optimizer with attributes of its own")
+        if self.attributes is not None:
+            after = self.attributes.plan(saved, inside)
+        if (more, whole) != (None, None) and names != saved_names:
+            raise StateError(f"{self.key}: saved with its parameters in another order")
+        asked = partial(self._look_back, saved, encoded)
+        if whole is not None:
+            state = self._decode(saved, whole)
+            return [*steps, partial(self._give, state), *after, asked]
+        plain = is_plain_to_save(self.optimizer) and is_plain_to_load(self.optimizer)
+        if more is not None or not plain:
+            rest = self._decode(saved, more) if more is not None else {}
+            load = partial(self._load, saved, parts, groups, owners, names, rest)
+            return [*steps, load, *after, asked]
         made: dict[str, torch.Tensor] = {}
         state = {}
         for name, part in parts.items():
@@ -203,7 +284,15 @@ class OptimizerState:
         for group, body in zip(live, groups, strict=True):
             new = self._renew(saved, {"d": body}, group, None, made, steps)
             steps.append(partial(group.update, new))
-        return [*steps, partial(self._put, state)]
+        return [*steps, partial(self._put, state), *after]
+
+    def _decode(self, saved: Assembly, encoded: Encoded) -> dict[Any, Any]:
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        like = next((p for p in parameters if local_part(p) is not p), None)
+        found = decode(encoded, partial(saved.fresh, like=like))
+        if not isinstance(found, dict):
+            raise StateError(f"{self.key}: saved from something that is no optimizer")
+        return found
 
     def _compare(self, live: list[list[str | int]], saved: list[list[str | int]]) -> None:
         """Raise StateError where the groups are of other parameters."""
@@ -292,10 +381,11 @@ class OptimizerState:
 
     def _load(
         self, saved: Assembly, parts: dict[Any, Encoded], groups: list[dict[str, Encoded]],
-        owners: dict[Any, torch.Tensor], names: list[list[str | int]],
+        owners: dict[Any, torch.Tensor], names: list[list[str | int]], more: dict[Any, Any],
     ) -> None:  # fmt: skip
         """Pass the state to the optimizer's own load_state_dict, and undo its casts."""
-        ids = {name: i for i, name in enumerate(owners)}
+        own_ids = more.pop(_IDS, None) or range(len(owners))
+        ids = dict(zip(owners, own_ids, strict=True))
         state = {}
         for name, part in parts.items():
             like = owners.get(name)
@@ -306,9 +396,10 @@ class OptimizerState:
         ]
         # Copies of the dicts: load_state_dict() may change what it is given.
         given = {key: dict(part) if isinstance(part, dict) else part for key, part in state.items()}
-        self.optimizer.load_state_dict({"state": given, "param_groups": whole})
+        self._give({**more, "state": given, "param_groups": whole})
         for name, parameter in owners.items():
-            exact, here = state.get(ids[name]), self.optimizer.state.get(parameter)
+            live_state = getattr(self.optimizer, "state", {})
+            exact, here = state.get(ids[name]), live_state.get(parameter)
             if isinstance(exact, dict) and isinstance(here, dict):
                 for key, tensor in exact.items():
                     live = here.get(key)
@@ -319,11 +410,64 @@ class OptimizerState:
                     ):
                         here[key] = tensor.to(live.device)
 
+    def _give(self, state: dict[Any, Any]) -> None:
+        try:
+            self.optimizer.load_state_dict(state)
+        except Exception as err:  # the script's own code
+            raise StateError(
+                f"{self.key}: {type(self.optimizer).__name__} does not take its saved state: "
+                f"{type(err).__name__}: {err}"
+            ) from err
+
+    def _look_back(self, saved: Assembly, encoded: Encoded) -> None:
+        """Note what the optimizer's own load_state_dict() has left out, or made another."""
+        now = self.collect()
+        lost = [
+            f"{key}{path}"
+            for key in ("param_groups", "state", "more", "whole")
+            for path in differing(encoded["d"].get(key), now["d"].get(key))
+        ]
+        leaves = (leaf for part in (*self.lasting, self._more.found) for leaf in part)
+        # In another world a rank has other parts of a tensor.
+        for item in (leaf.item for leaf in leaves if not saved.resized):
+            raw = item.tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            with contextlib.suppress(StateError):
+                there = saved.whole(item.entry.fqn)
+                if not torch.equal(raw, there.reshape(-1).view(torch.uint8)):
+                    lost.append(item.entry.fqn.removeprefix(f"{self.key}."))
+        if lost:
+            self.note = (
+                f"{self.key}: load_state_dict() of {type(self.optimizer).__name__} does not give "
+                f"back what its state_dict() saved: {', '.join(lost[:3])} differs after resume()"
+            )
+
+
+def differing(saved: Encoded, now: Encoded, path: str = "") -> list[str]:
+    """Return the paths at which two encoded values differ, but for the data of tensors."""
+    if isinstance(saved, dict) and isinstance(now, dict) and saved.keys() == now.keys():
+        if "T" in saved:
+            return [] if _name(saved) == _name(now) else [path]
+        return [
+            each
+            for key in saved
+            for each in differing(saved[key], now[key], path if key in TAGS else f"{path}.{key}")
+        ]
+    if isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
+        pairs = enumerate(zip(saved, now, strict=True))
+        return [each for i, (a, b) in pairs for each in differing(a, b, f"{path}.{i}")]
+    return [] if type(saved) is type(now) and saved == now else [path]
+
+
+def _name(encoded: Encoded) -> Any:
+    ref = ref_of(encoded)
+    return ref.fqn if ref is not None else None
+
 
 def is_plain_to_save(optimizer: Optimizer) -> bool:
     """True if state_dict() lists ``state`` and ``param_groups``, nothing else."""
     return (
         type(optimizer).state_dict is Optimizer.state_dict
+        and "state_dict" not in vars(optimizer)
         and not optimizer._optimizer_state_dict_pre_hooks
         and not optimizer._optimizer_state_dict_post_hooks
     )
@@ -333,6 +477,7 @@ def is_plain_to_load(optimizer: Optimizer) -> bool:
     """True if load_state_dict() sets ``state`` and ``param_groups``, nothing else."""
     return (
         type(optimizer).load_state_dict is Optimizer.load_state_dict
+        and "load_state_dict" not in vars(optimizer)
         and not optimizer._optimizer_load_state_dict_pre_hooks
         and not optimizer._optimizer_load_state_dict_post_hooks
     )

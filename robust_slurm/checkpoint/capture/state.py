@@ -16,6 +16,8 @@ import torch
 from ..format.layout import Entry, Snapshot
 from .any_world import AnyWorld
 from .assembly import Assembly, Fill, OpenedSnapshot, StateError, Step, run_all
+from .beside import between, comm_hooks, modes
+from .beside.plain_values import PlainValue
 from .leaves import Item, Leaf
 from .module_state import ModuleState, fits
 from .object_state import GeneratorState, ObjectState, ScalerState
@@ -27,6 +29,12 @@ from .taken_over import LOADER, Taken, is_global, like, same_shares, take_over
 from .values import Encoded
 
 __all__ = ["Item", "OpenedSnapshot", "Share", "State", "StateError"]
+
+
+_FIXED = frozenset((bool, int, float, str, type(None)))
+GROUPS = ".param_groups."
+BESIDE = frozenset((comm_hooks.KEY, modes.KEY, between.KEY))
+"""Keys of what is saved beside the objects given."""
 
 
 class Glimpse(NamedTuple):
@@ -67,6 +75,13 @@ class State:
         ordered = sorted(objects, key=lambda key: (key == RNG, kind_of(key) != "model"))
         names = ParameterNames()
         self._tree = {key: sections(key, objects[key], names) for key in ordered}
+        if (hooks := names.comm_hooks()) is not None:
+            self._tree = {comm_hooks.KEY: hooks, **self._tree}
+        if models := names.modules():
+            self._tree[modes.KEY] = modes.Modes(models)
+        self.between = between.Between()
+        if any(isinstance(each, OptimizerState) for each in self._all()):
+            self._tree[between.KEY] = self.between
 
     def release(self) -> None:
         """Release all objects; the State cannot be used afterwards. Sections refer back to it, so
@@ -139,12 +154,7 @@ class State:
         for section in self._holders():
             section.collect()
         known = {id(found.leaves) for found in self._found}
-        # All but a module's buffers and an optimizer's learning rates.
-        return all(
-            id(leaves) in known
-            for section in self._holders()
-            for leaves in (section.leaves[0], *section.leaves[2:])
-        )
+        return all(id(leaves) in known for each in self._holders() for leaves in each.lasting)
 
     def _holders(self) -> list[ModuleState | OptimizerState]:
         """The sections that hold nearly all tensors."""
@@ -182,6 +192,42 @@ class State:
                     found[section.key] = Glimpse(section.collect(), _tensors(section.leaves))
         return found
 
+    def look_at_groups(self) -> dict[str, Any]:
+        """Return the settings in the parameter groups of all optimizers, by name."""
+        found: dict[str, Any] = {}
+        for section in self._all():
+            for group in (
+                section.optimizer.param_groups if isinstance(section, OptimizerState) else ()
+            ):
+                for name, value in group.items():
+                    if name != "params":
+                        known = found.setdefault(f"{section.key}{GROUPS}{name}", [])
+                        known.append(_setting(value))
+        return found
+
+    def tensors_named(self, names: Collection[str]) -> dict[str, torch.Tensor]:
+        """Return the live tensors that were last found, of the entries with these names."""
+        leaves = (leaf for section in self._all() for part in section.leaves for leaf in part)
+        items = (leaf.item for leaf in leaves)
+        return {item.entry.name: item.tensor for item in items if item.entry.name in names}
+
+    def is_recomputed(self, key: str) -> bool:
+        """True for an object of ``extra`` that a next step may well change before its optimizer
+        step, as an environment or a replay buffer; not for a scheduler, a module or a number."""
+        for section in (
+            s for k, tree in self._tree.items() if key.startswith(k) for s in flat(tree)
+        ):
+            if section.key == key and type(section) is ObjectState:
+                if isinstance(section.found, PlainValue):
+                    return not isinstance(section.get(), int | float | str | None)
+                return not _looks_at_itself(section.found)
+        return False
+
+    def remarks(self) -> list[str]:
+        """Return what the last ``capture`` found that cannot be saved, each once."""
+        found = (getattr(section, "remarks", list) for section in self._all())
+        return [text for remarks in found for text in remarks()]
+
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield this rank's parts of the gradients of all optimizers, with their names."""
         for section in self._all():
@@ -212,7 +258,9 @@ class State:
     def schedulers_missing(self) -> list[str]:
         """Return the optimizers with a learning-rate scheduler, if ``extra`` has no scheduler."""
         sections = list(self._all())
-        if any(hasattr(getattr(each, "found", None), "get_last_lr") for each in sections):
+        inside = [getattr(section, "attributes", None) for section in sections]
+        held = [s for attributes in inside if attributes is not None for s in attributes.sections()]
+        if any(hasattr(getattr(s, "found", None), "get_last_lr") for s in (*sections, *held)):
             return []
         return [
             each.key
@@ -256,6 +304,8 @@ class State:
         left = () if taken is None else taken.left
         if taken is not None and taken.positions:
             values = take_over(saved, sources, self._tree, taken.shares)
+        if taken is not None:  # other ranks have other gradients
+            left = (*left, comm_hooks.KEY)
         self._restore(saved, values, left)
         # If the peers have changed, each puts its state together from other parts.
         needs = self.share.needs(self.rank) if self.share is not None else ()
@@ -266,11 +316,14 @@ class State:
         """Restore what another world saved, but not the objects under the keys ``left``.
 
         Raises StateError as ``restore`` does."""
-        self._restore(saved, saved.own.values, left)
+        # Other ranks have other gradients.
+        self._restore(saved, saved.own.values, (*left, comm_hooks.KEY))
         self._together = frozenset()
 
     def _restore(self, saved: Assembly, values: Any, left: Collection[str]) -> None:
-        fits("state", values, self._tree)
+        # An earlier version did not save them.
+        left = (*left, *(key for key in BESIDE if key not in values or key not in self._tree))
+        fits("state", [*values.keys() - BESIDE], [*self._tree.keys() - BESIDE])
         steps = [
             step
             for key, tree in self._tree.items()
@@ -338,7 +391,11 @@ class State:
     @property
     def notes(self) -> list[str]:
         """Remarks on oddities of the restored state, though it fits."""
-        noting = (s for s in self._all() if isinstance(s, OptimizerState | ObjectState))
+        noting = (
+            s
+            for s in self._all()
+            if isinstance(s, OptimizerState | ObjectState | comm_hooks.CommHooks)
+        )
         return [s.note for s in noting if s.note]
 
     def unlike_saved(self) -> list[str]:
@@ -355,6 +412,13 @@ def _looks_at_itself(found: object) -> bool:
     """True if its state_dict() is known to call no other code: a scheduler, or our own."""
     ours = type(found).__module__.startswith("robust_slurm.")
     return ours or isinstance(found, torch.optim.lr_scheduler.LRScheduler)
+
+
+def _setting(value: Any) -> Any:
+    """Return what is equal as long as a setting does not change."""
+    if isinstance(value, torch.Tensor):
+        return id(value), None if value.is_inference() else value._version
+    return value if type(value) in _FIXED else repr(value)
 
 
 def _tensors(leaves: list[list[Leaf]]) -> dict[str, torch.Tensor]:

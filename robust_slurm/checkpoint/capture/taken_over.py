@@ -106,7 +106,7 @@ def same_shares(snapshot: Snapshot, original: int, mesh: Mapping[str, int] | Non
 def like(tree: Mapping[str, Any], snapshot: Snapshot) -> bool:
     """See ``State.like``."""
     values = snapshot.values
-    if not isinstance(values, dict) or values.keys() != tree.keys():
+    if not isinstance(values, dict) or not {k for k in tree if kind_of(k) in TRAINED} <= {*values}:
         return False
     try:
         trained = [key for key in tree if kind_of(key) in TRAINED]

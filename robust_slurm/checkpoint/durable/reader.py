@@ -113,6 +113,14 @@ def notes(snapshot: Snapshot, saved: int, now: int, *, buffers: bool = True) -> 
     found = []
     if "rng" in kept:
         found.append(f"{shapes}: every rank's random number generators start anew")
+    if "comm_hooks" in kept:
+        found.append(f"{shapes}: the state of the model's communication hooks starts anew")
+    modes = kept.get("modes", {}).get("d", {})
+    if idle := [name for names in modes.values() for name in names]:
+        found.append(
+            f"{shapes}: {counted(len(idle), 'module')} in eval() mode, such as "
+            f"{idle[0].rstrip('.') or 'the model'}, may be in another one"
+        )
     if "loader" in kept:
         found.append(f"{shapes}: {LOADERS}")
     if buffers and any(

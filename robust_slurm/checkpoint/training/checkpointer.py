@@ -12,8 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, SupportsIndex
 
+from torch.optim import Optimizer
+
 from robust_slurm import heartbeat
 
+from ..capture.beside.attributes import optimizers_in
+from ..capture.beside.comm_hooks import hook_states
 from ..capture.beside.plain_values import Extra, PlainValue
 from ..capture.sections import has_state
 from ..capture.state import State
@@ -83,11 +87,14 @@ class Checkpointer:
         """
         if extra is not None and not isinstance(extra, Mapping):
             raise TypeError(f"extra: a dict of name to object, not {type(extra).__name__}")
+        # torch's way to save one: beside the model, which has it already.
+        hooks = {id(state) for state in hook_states(named(model).values())}
+        extra = {n: value for n, value in (extra or {}).items() if id(value) not in hooks}
         self._options = options(directory, every, minutes, keep, replica_wait)
         self._mesh = mesh
         world = meshes.world()
         meshes.check_mesh(mesh, world.size)
-        self.extra = self._values = Extra(extra or {})
+        self.extra = self._values = Extra(extra)
         """Objects by name, as given; plain values are those that ``resume`` finds."""
         self.stats = Stats()
         optimizer = checked(optimizer)
@@ -265,14 +272,15 @@ class Checkpointer:
 
         for hook in (before_step, after_step):
             hook._torchdynamo_disable = True  # type: ignore[attr-defined] # run it, never trace
-        optimizers = list(optimizers)
-        hooks = [getattr(each, "register_step_pre_hook", None) for each in optimizers]
-        posts = [getattr(each, "register_step_post_hook", None) for each in optimizers]
+        given = list(optimizers)
+        # A script may step the optimizer inside of a wrapper by itself, as with SAM.
+        found = [*given, *(inner for each in given for _, inner in optimizers_in(each))]
         # Where nothing tells when the state changes, all of it is copied inside save().
-        self._steady = bool(hooks) and None not in hooks
+        self._steady = bool(given) and len(found) == len(given) and all(map(_announces, given))
+        found = [each for each in {id(each): each for each in found}.values() if _has_hooks(each)]
         return [
-            *(register(before_step) for register in hooks if register is not None),
-            *(register(after_step) for register in posts if register is not None),
+            *(each.register_step_pre_hook(before_step) for each in found),
+            *(each.register_step_post_hook(after_step) for each in found),
         ]
 
     def _leave_out(self) -> None:
@@ -332,6 +340,21 @@ class Checkpointer:
         self._closed = True
         if self._session is not None:
             self._session.forked()
+
+
+def _announces(optimizer: Any) -> bool:
+    """True if hooks are called before all that it changes. A schedule-free optimizer changes the
+    weights in train() and eval() too."""
+    modes = hasattr(optimizer, "train") and hasattr(optimizer, "eval")
+    return _has_hooks(optimizer) and not modes
+
+
+def _has_hooks(optimizer: Any) -> bool:
+    """True if it calls hooks before and after its step: a wrapper that never calls
+    Optimizer.__init__() has none."""
+    if isinstance(optimizer, Optimizer):
+        return "_optimizer_step_pre_hooks" in vars(optimizer)
+    return hasattr(optimizer, "register_step_pre_hook")
 
 
 _alive: weakref.WeakSet[Checkpointer] = weakref.WeakSet()

@@ -127,6 +127,14 @@ class Moments:
         else:
             self._unsteady.update(names)
 
+    def are_frozen(self, names: Collection[str]) -> bool:
+        """True if these tensors are parameters that are not trained."""
+        return {*names} <= {item.entry.name for item in self._items if item.frozen}
+
+    def note_changed(self, names: Collection[str]) -> None:
+        """Record in snapshots that these tensors change between save() and the next step."""
+        self._state.between.names.update(names)
+
     def release(self) -> None:
         """Let go of all tensors."""
         self._items, self._late, self._early, self._live = (), [], [], []

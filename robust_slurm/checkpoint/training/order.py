@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..capture.state import Glimpse, State
+from ..capture.state import GROUPS, Glimpse, State
 from ..copying.watch import same_bits
 
 LAST = "Call save() last in a step, after optimizer.step(), scheduler.step() and EMA updates"
@@ -28,12 +28,54 @@ class Order:
         self._versions: dict[str, int] = {}
         """The versions of extra's tensors, by name."""
         self._named: set[str] = set()
+        self._settings: dict[str, Any] | None = None  # of parameter groups, as save() found them
+        self._restored: dict[str, tuple[Glimpse, dict[str, int | None]]] = {}
+        self._kept: dict[str, torch.Tensor] = {}  # restored tensors that are to change again
         self._awaited = False  # the first gradient after save()
         self._handles: list[Any] = []
 
     def resumed(self) -> None:
         """Note that all optimizer steps are seen from now on."""
         self._used = {}
+        self.found()
+        if expected := {name for name in self._state.between.expected if GROUPS not in name}:
+            glimpses = self._state.look_at_extra()
+            self._restored = {k: (g, _versions(g)) for k, g in glimpses.items() if k in expected}
+            tensors = self._state.tensors_named(expected)
+            self._kept = {name: tensor.clone() for name, tensor in tensors.items()}
+
+    def found(self) -> None:
+        """Note the settings of all optimizers, as save() or resume() finds them."""
+        self._settings = self._state.look_at_groups()
+
+    def stepping(self) -> list[str]:
+        """Return what the first step after a resume was to change again and did not. Compare the
+        settings of all optimizers with those of save(), before an optimizer steps."""
+        before, self._settings = self._settings, None
+        if before is None:
+            return []
+        between = self._state.between
+        now = self._state.look_at_groups()
+        changed = {name for name, value in now.items() if before.get(name) != value}
+        between.replace(GROUPS, changed)
+        expected, between.expected = between.expected, set()
+        lost = [name for name in expected if GROUPS in name and name not in changed]
+        kept, self._kept = self._kept, {}
+        live = self._state.tensors_named(kept) if kept else {}
+        lost += [n for n, one in kept.items() if n in live and torch.equal(one, live[n])]
+        if self._restored:
+            glimpses, held, self._restored = self._state.look_at_extra(), self._restored, {}
+            lost += [
+                key
+                for key, (was, versions) in held.items()
+                if key in glimpses and _is_same(was, versions, glimpses[key])
+            ]
+        if not lost:
+            return []
+        return [
+            f"{some(sorted(lost))} changed after each save() in the run that saved this step, and "
+            f"not between resume() and the first step: the last change is lost. {LAST}"
+        ]
 
     def stepped(self) -> None:
         """Note that an optimizer has stepped, which used the gradients that are there now."""
@@ -159,6 +201,10 @@ class Order:
             if key not in self._named and _changed(was, now.get(key), saved)
         ]
         self._named.update(names)
+        # Whether a change of these was the end of a step shows after a restart.
+        later = {key for key in names if self._state.is_recomputed(key)}
+        self._state.between.names |= later
+        names = [key for key in names if key not in later]
         if not names:
             return []
         return [
@@ -169,6 +215,15 @@ class Order:
 
 def _version(tensor: torch.Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
+
+
+def _versions(glimpse: Glimpse) -> dict[str, int | None]:
+    return {name: _version(tensor) for name, tensor in glimpse.tensors.items()}
+
+
+def _is_same(was: Glimpse, versions: dict[str, int | None], now: Glimpse) -> bool:
+    same = all(tensor is now.tensors.get(name) for name, tensor in was.tensors.items())
+    return was.values == now.values and same and versions == _versions(now)
 
 
 def _changed(was: Glimpse, now: Glimpse | None, saved: Mapping[str, torch.Tensor]) -> bool:

@@ -124,6 +124,7 @@ class Saver:
         if self._client.dead:
             raise RuntimeError(f"the checkpoint store is gone ({self._client.dead})")
         self.last, self._held = step, None
+        self._order.found()
         ring = self.room.ring
         # Outside robust-srun nobody reads what does not go to disk.
         in_memory = self._patient and not self.room.on_disk
@@ -136,7 +137,10 @@ class Saver:
             careful = self._guard.careful
             for text in self._order.saving(step) if careful else ():
                 self._say(text)
-            self._take(step, persist, self._moments.collect())
+            moment = self._moments.collect()
+            for text in self._state.remarks():
+                self._say(text)
+            self._take(step, persist, moment)
             if careful and self._guard.skips:
                 self._order.saved(self._computing)
 
@@ -210,6 +214,8 @@ class Saver:
         with self._meter.standing():
             self._wait_for_copy()
             self._spoilt.act_on(self._guard.before_change(COPY_DEADLINE), self._newest)
+            for text in self._order.stepping():
+                self._say(text)
             newest, self._newest = self._newest, None
             if newest is not None:
                 for text in self._order.changing(newest.early()):

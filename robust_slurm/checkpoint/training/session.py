@@ -14,7 +14,6 @@ from robust_slurm import heartbeat
 from robust_slurm.resizing.stages import pipelined
 from robust_slurm.resizing.world import this_world
 
-from ..capture.beside.modes import note_modes
 from ..capture.state import State
 from ..capture.taken_over import fixed
 from ..durable import tier
@@ -112,7 +111,6 @@ class Session:
             self.say(note)
         if rejoined:
             self._state.drop_gradients()  # of the step that was cut off
-        note_modes(named(self._objects.get("model")).values(), rejoined=rejoined)
         if self.saver is not None:
             self._try_to_capture()
             self.saver.abandon(step, at_once=in_memory)

@@ -66,6 +66,10 @@ class Spoilt:
     def _copy_at_once(self, names: Collection[str], start: str) -> None:
         self._moments.distrust(names)
         self._guard.suspect()
+        if not start and self._moments.are_frozen(names):
+            # A forward pass changes them, as codebooks, or the script does: a restart will tell.
+            self._moments.note_changed(names)
+            return
         self._say(
             f"{start}{some(names)} changed before the next optimizer step. From now on they are "
             "copied inside save(), which takes longer. If that was the end of a step, a restart "

@@ -1,24 +1,50 @@
-"""The modes of modules, training or not, which no state_dict() has."""
+"""The modes of modules, training or not, which no state_dict() has.
+
+A script may put a layer into eval() in mid-run, and a rank that is put back to an older step may
+have been in the midst of an evaluation.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
-from weakref import WeakKeyDictionary
+from operator import attrgetter
 
-from torch import nn
+from ..assembly import Assembly, Step
+from ..leaves import Leaf
+from ..module_state import ModuleState
+from ..values import Encoded
 
-_first: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-"""The mode that this process's first resume() found, by module."""
+KEY = "modes"
+_TRAINING = attrgetter("training")
 
 
-def note_modes(models: Iterable[Any], *, rejoined: bool) -> None:
-    """Note the modes that are not known yet; in a rank that ``rejoined``, put the known ones back.
+class Modes:
+    """The modes of all modules of all models; a section of the state without tensors."""
 
-    Such a rank may have been in the midst of an evaluation; a new process begins with training.
-    """
-    for model in models:
-        for module in model.modules() if isinstance(model, nn.Module) else ():
-            first = _first.setdefault(module, module.training)
-            if rejoined:
-                module.training = first
+    def __init__(self, models: Iterable[ModuleState]) -> None:
+        """``models``: their sections, which are collected first."""
+        self.key = KEY
+        self.leaves: list[list[Leaf]] = []
+        self._models = {model.key: model for model in models}
+
+    def collect(self) -> Encoded:
+        """Return the names of the modules that are not training, by model, encoded."""
+        return {"d": {key: _idle(model) for key, model in self._models.items()}}
+
+    def plan(self, saved: Assembly, encoded: Encoded) -> list[Step]:
+        """Return the step that sets the modes."""
+        found = encoded.get("d") if isinstance(encoded, dict) else None
+        return [lambda: self._set(found if isinstance(found, dict) else {})]
+
+    def _set(self, idle: dict[str, list[str]]) -> None:
+        for key, model in self._models.items():
+            names = set(idle.get(key, ()))
+            for prefix, _, module in model.places() if key in idle else ():
+                module.training = prefix not in names
+
+
+def _idle(model: ModuleState) -> list[str]:
+    places = model.places()
+    if all(map(_TRAINING, (place.module for place in places))):
+        return []
+    return [place.prefix for place in places if not place.module.training]

@@ -28,6 +28,14 @@ class Wrapper(torch.optim.Optimizer):
         return self.optimizer.param_groups
 
 
+class WrapperWithMore(Wrapper):
+    """A Lookahead without a state_dict()."""
+
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__(optimizer)
+        self.slow: list[torch.Tensor] = []
+
+
 class StandInDistributedOptimizer:
     """A stand-in for megatron.core's DistributedOptimizer: the interface that matters here."""
 
@@ -62,12 +70,21 @@ def test_a_wrapped_optimizer_is_taken_out_of_its_wrapper() -> None:
     assert not bare._optimizer_step_pre_hooks
 
 
+def test_an_optimizer_for_each_parameter_is_called_by_its_number() -> None:
+    network = model()
+    given = {p: torch.optim.SGD([p]) for p in network.parameters()}
+    checkpointer = Checkpointer(model=network, optimizer=given)
+    assert all(len(each._optimizer_step_pre_hooks) == 1 for each in given.values())
+    checkpointer.close()
+
+
 @pytest.mark.parametrize(
     ("optimizer", "says"),
     [
         (Wrapper(None), "optimizer: Wrapper wraps no torch optimizer"),
         (StandInDistributedOptimizer(), "integrations.megatron"),
         ([NoTensors()], "optimizer.0: the state_dict() of NoTensors holds no tensors"),
+        (WrapperWithMore(torch.optim.SGD(model().parameters())), "what it keeps in slow would be"),
         ({"a": StandInDistributedOptimizer()}, "optimizer.a: StandInDistributedOptimizer"),
     ],
 )

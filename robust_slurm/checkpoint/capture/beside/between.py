@@ -1,0 +1,42 @@
+"""What a script changes between save() and the next optimizer step, as the snapshot remembers it.
+
+A learning rate that the script computes anew at each step changes there, and so does a replay
+buffer: after a restart both are changed again, and nothing is lost. What was changed *after* save()
+is lost, and only the first step after a restart tells them apart: there it does not change again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ..assembly import Assembly, Step
+from ..leaves import Leaf
+from ..values import Encoded
+
+KEY = "between"
+
+
+class Between:
+    """The names of what changed; a section of the state without tensors."""
+
+    def __init__(self) -> None:
+        self.key = KEY
+        self.leaves: list[list[Leaf]] = []
+        self.names: set[str] = set()
+        """Of this run, as far as they were compared."""
+        self.expected: set[str] = set()
+        """Of the run that saved the restored state: to change again before the first step."""
+
+    def replace(self, kind: str, names: Collection[str]) -> None:
+        """Set the names that begin with ``kind`` of an optimizer's setting."""
+        self.names = {name for name in self.names if kind not in name} | set(names)
+
+    def collect(self) -> Encoded:
+        """Return the names, encoded."""
+        return sorted(self.names)
+
+    def plan(self, saved: Assembly, encoded: Encoded) -> list[Step]:
+        """Take the saved names as expected."""
+        self.expected = {each for each in encoded or () if isinstance(each, str)}
+        self.names = set(self.expected)
+        return []
