@@ -24,13 +24,13 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from robust_slurm import Checkpointer, CheckpointError, phase
 from robust_slurm.checkpoint.capture import rng
-from robust_slurm.checkpoint.capture.object_state import LoaderState
+from robust_slurm.checkpoint.capture.loading.loader_state import LoaderState
+from robust_slurm.checkpoint.capture.loading.passes import at_its_end
 
 from .held import Held, version_error
 
 KNOWN = "lightning 2.6"
 UNSUPPORTED = ("FSDPStrategy", "DeepSpeedStrategy", "XLAStrategy", "XLAFSDPStrategy")
-_FINISHED = "_iterator_finished"  # in the state of torchdata's StatefulDataLoader
 _WRAPPED = {
     "fit_loop": ("_load_combined_loader_states", "on_run_start", "on_advance_end"),
     "epoch_loop": ("on_run_start", "on_advance_end"),
@@ -181,7 +181,7 @@ class RobustCallback(Callback):
         loaders = fetcher.combined_loader.flattened
         stateful = [each for each in loaders if _has_state(each)]
         for loader, state in zip(stateful, pending["loaders"], strict=True):
-            LoaderState("loader", loader).put(_at_its_end(state) if pending["over"] else state)
+            LoaderState("loader", loader).put(at_its_end(state) if pending["over"] else state)
         if pending["over"]:  # Lightning begins the pass
             self._begun = {"pass": rng.states()}
             return
@@ -239,17 +239,6 @@ class RobustCallback(Callback):
 
 def _others(trainer: Trainer) -> list[Callback]:
     return [each for each in trainer.callbacks if not isinstance(each, RobustCallback)]
-
-
-def _at_its_end(state: Any) -> Any:
-    """Return a loader's state at the end of an epoch, so that its next pass is a new one.
-
-    Lightning may end an epoch without asking for a batch beyond the last one (after a resume within
-    an epoch it counts batches). Then the loader has not seen the end, and the next epoch would have
-    no batch.
-    """
-    known = isinstance(state, dict) and _FINISHED in state
-    return {**state, _FINISHED: True} if known else state
 
 
 def _has_state(loader: Any) -> bool:

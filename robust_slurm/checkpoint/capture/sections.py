@@ -11,11 +11,12 @@ from torch.optim import Optimizer
 
 from . import rng
 from .leaves import local_part
+from .loading.loader_state import LoaderState
+from .loading.passes import loaders
 from .module_state import ModuleState
 from .object_state import (
     GeneratorState,
     GlobalGenerators,
-    LoaderState,
     ObjectState,
     ScalerState,
 )
@@ -97,7 +98,8 @@ def sections(key: str, found: Any, names: ParameterNames) -> Any:
         return GeneratorState(key, found)
     if hasattr(found, "state_dict") and hasattr(found, "load_state_dict"):
         made = ScalerState if ScalerState.is_of(found) else ObjectState
-        other = (LoaderState if kind == "loader" else made)(key, found)
+        reads = kind == "loader" or bool(loaders(found))
+        other = (LoaderState if reads else made)(key, found)
         if kind == "model":
             names.note(other)
         return other

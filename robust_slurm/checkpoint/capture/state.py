@@ -16,6 +16,7 @@ import torch
 from ..format.layout import Entry, Snapshot
 from .assembly import Assembly, Fill, OpenedSnapshot, StateError, Step, run_all
 from .leaves import Item, Leaf
+from .loading.loader_state import LoaderState
 from .module_state import ModuleState, fits
 from .object_state import ObjectState, ScalerState
 from .optimizer_state import OptimizerState
@@ -308,6 +309,11 @@ class State:
         """Remarks on oddities of the restored state, though it fits."""
         noting = (s for s in self._all() if isinstance(s, OptimizerState | ObjectState))
         return [s.note for s in noting if s.note]
+
+    def remarks(self) -> list[str]:
+        """Return what was noticed of loaders since the last call: what a restart would miss."""
+        loaders = (s for s in self._all() if isinstance(s, LoaderState))
+        return [text for s in loaders for text in s.remarks()]
 
     def unlike_saved(self) -> list[str]:
         """``ModuleState.unlike_saved`` of all models."""
