@@ -10,6 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .checkpoint import Checkpointer as Checkpointer
     from .checkpoint import CheckpointError as CheckpointError
+    from .checkpoint.held import held
     from .heartbeat import attach, beat, epoch, phase, restart_reason, resume_step
     from .rejoin.resilient import resilient
     from .resizing.world import accumulate, world
@@ -21,6 +22,7 @@ __all__ = [
     "attach",
     "beat",
     "epoch",
+    "held",
     "phase",
     "resilient",
     "restart_reason",
@@ -37,6 +39,7 @@ def __getattr__(name: str) -> object:
 
     homes = {
         "accumulate": "resizing.world",
+        "held": "checkpoint.held",
         "resilient": "rejoin.resilient",
         "standby_point": "standby",
         "world": "resizing.world",

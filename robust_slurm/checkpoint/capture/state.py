@@ -14,8 +14,11 @@ from typing import Any, NamedTuple
 import torch
 
 from ..format.layout import Entry, Snapshot
+from ..held import Held
 from .assembly import Assembly, Fill, OpenedSnapshot, StateError, Step, run_all
+from .beside.plain_values import PlainValue
 from .leaves import Item, Leaf
+from .loading.epochs import epoch_counts, goes_on
 from .loading.loader_state import LoaderState
 from .module_state import ModuleState, fits
 from .object_state import ObjectState, ScalerState
@@ -91,6 +94,10 @@ class State:
         finally:
             for section in holders:
                 section.trusting = False
+        if readers := self._loaders():
+            epochs = epoch_counts(values)
+            for reader in readers:
+                reader.note(epochs)
         lists = [leaves for section in self._all() for leaves in section.leaves]
         if len(lists) == len(self._found) and all(
             leaves is found.leaves for leaves, found in zip(lists, self._found, strict=True)
@@ -274,6 +281,10 @@ class State:
         needs = self.share.needs(self.rank) if self.share is not None else ()
         same_peers = set(saved.own.needs) == set(needs)
         self._together = saved.together if same_peers else frozenset()
+        restored = epoch_counts(values)
+        for reader in self._loaders():
+            for keeper in reader.keepers:
+                keeper.goes_on = lambda begun: goes_on(begun, restored, self._was_read)
         # Data first: the other steps hand out tensors that must be filled by then.
         run_all([step for step in steps if isinstance(step, Fill)])
         for step in steps:
@@ -312,8 +323,16 @@ class State:
 
     def remarks(self) -> list[str]:
         """Return what was noticed of loaders since the last call: what a restart would miss."""
-        loaders = (s for s in self._all() if isinstance(s, LoaderState))
-        return [text for s in loaders for text in s.remarks()]
+        return [text for reader in self._loaders() for text in reader.remarks()]
+
+    def _loaders(self) -> list[LoaderState]:
+        return [each for each in self._all() if isinstance(each, LoaderState)]
+
+    def _was_read(self, path: str) -> bool:
+        """True unless it is of a plain value that the script has not read since it was restored."""
+        name = path.split(".")[1]
+        own = (getattr(s, "found", None) for s in self._all() if s.key == f"extra.{name}")
+        return not any(isinstance(each, PlainValue) and not each.was_read() for each in own)
 
     def unlike_saved(self) -> list[str]:
         """``ModuleState.unlike_saved`` of all models."""
@@ -327,7 +346,7 @@ class State:
 
 def _looks_at_itself(found: object) -> bool:
     """True if its state_dict() is known to call no other code: a scheduler, or our own."""
-    ours = type(found).__module__.startswith("robust_slurm.")
+    ours = type(found).__module__.startswith("robust_slurm.") and type(found) is not Held
     return ours or isinstance(found, torch.optim.lr_scheduler.LRScheduler)
 
 

@@ -32,12 +32,15 @@ class Extra(dict[str, Any]):
         """Objects that are saved, by their keys; of a plain value, its PlainValue."""
         self.unread: set[str] = set()
         """Names of values that ``resume`` replaced by others."""
+        self.unseen: set[str] = set()
+        """Names of all values that were restored and not read since."""
 
     def restore(self, name: str, saved: Any) -> None:
         """Set a value as it was saved, in place if possible."""
         live = _NONE if _is_plain(saved) else live_storages(self.objects)
         value, same = renewed(self.peek(name), saved, live)
         super().__setitem__(name, value)
+        self.unseen.add(name)
         if not same:
             self.unread.add(name)
 
@@ -68,20 +71,28 @@ class Extra(dict[str, Any]):
                 )
         return found
 
-    def __getitem__(self, name: str) -> Any:
+    def _see(self, name: str) -> None:
         self.unread.discard(name)
+        self.unseen.discard(name)
+
+    def _see_all(self) -> None:
+        self.unread.clear()
+        self.unseen.clear()
+
+    def __getitem__(self, name: str) -> Any:
+        self._see(name)
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        self.unread.discard(name)
+        self._see(name)
         return super().get(name, default)
 
     def pop(self, name: str, *default: Any) -> Any:
-        self.unread.discard(name)
+        self._see(name)
         return super().pop(name, *default)
 
     def setdefault(self, name: str, default: Any = None) -> Any:
-        self.unread.discard(name)
+        self._see(name)
         return super().setdefault(name, default)
 
     def copy(self) -> dict[str, Any]:
@@ -91,15 +102,15 @@ class Extra(dict[str, Any]):
         return dict, (self.copy(),)
 
     def __iter__(self) -> Iterator[str]:  # dict(extra) and **extra read by these
-        self.unread.clear()
+        self._see_all()
         return super().__iter__()
 
     def items(self) -> Any:
-        self.unread.clear()
+        self._see_all()
         return super().items()
 
     def values(self) -> Any:
-        self.unread.clear()
+        self._see_all()
         return super().values()
 
 
@@ -114,6 +125,10 @@ class PlainValue:
 
     def load_state_dict(self, state: Any) -> None:
         self._values.restore(self._name, state)
+
+    def was_read(self) -> bool:
+        """Return True if the script has read it since it was restored."""
+        return self._name not in self._values.unseen
 
 
 def live_storages(found: Any) -> dict[int, int]:

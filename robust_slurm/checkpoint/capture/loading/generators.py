@@ -25,20 +25,19 @@ def process_state() -> dict[str, Any]:
 def generators(root: object) -> dict[str, Any]:
     """Return the generators that belong to an object, by their paths of attributes and items."""
     found: dict[str, Any] = {}
-    seen: set[int] = set()
-
-    def look(at: object, path: str, depth: int) -> None:
-        if id(at) in seen or isinstance(at, _OPAQUE):
-            return
-        seen.add(id(at))
-        if rng.is_generator(at):
-            found[path] = at
-        elif depth:
-            for name, part in _parts(at):
-                look(part, f"{path}.{name}" if path else name, depth - 1)
-
-    look(root, "", DEPTH)
+    _find(root, "", DEPTH, found, set())
     return found
+
+
+def _find(at: object, path: str, depth: int, found: dict[str, Any], seen: set[int]) -> None:
+    if id(at) in seen or isinstance(at, _OPAQUE):
+        return
+    seen.add(id(at))
+    if rng.is_generator(at):
+        found[path] = at
+    elif depth:
+        for name, part in _parts(at):
+            _find(part, f"{path}.{name}" if path else name, depth - 1, found, seen)
 
 
 def _parts(at: object) -> Iterator[tuple[str, Any]]:
@@ -59,7 +58,7 @@ def _parts(at: object) -> Iterator[tuple[str, Any]]:
             except ValueError:  # not set yet
                 pass
     else:
-        hidden = ("_iterator", "_get_iterator", "load_state_dict", "_robust")
+        hidden = ("_iterator", "_robust")
         yield from ((k, v) for k, v in list(getattr(at, "__dict__", {}).items()) if k not in hidden)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from ..leaves import Leaves
 from ..object_state import ObjectState, collected
 from ..values import Encoded
 from .passes import Keeper, attach, loaders
@@ -61,6 +60,11 @@ class LoaderState(ObjectState):
                 last.copy_(tensor)
             tensor = last
         return self._leaves.add(name, tensor)
+
+    def note(self, epochs: dict[str, int]) -> None:
+        """Note the script's counts of epochs at a step that is saved."""
+        for loader, pace in self._paces:
+            pace.keeper.note(loader, epochs)
 
     def remarks(self) -> list[str]:
         """Return what the user should know, each text once."""

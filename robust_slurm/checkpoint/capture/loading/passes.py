@@ -11,7 +11,6 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from itertools import chain
 from typing import Any, cast
 from zlib import crc32
@@ -43,28 +42,26 @@ def at_its_end(state: Any) -> Any:
     return {**state, FINISHED: True} if known else state
 
 
-def loaders(root: object) -> list[Any]:
+def loaders(root: object, depth: int = 3) -> list[Any]:
     """Return the StatefulDataLoaders that an object is, or holds in its attributes."""
-    module = sys.modules.get(_MODULE)
-    if module is None:
-        return []
-    found: list[Any] = []
-    seen: set[int] = set()
+    found: dict[int, Any] = {}
+    if module := sys.modules.get(_MODULE):
+        _find(root, depth, module.StatefulDataLoader, found, set())
+    return list(found.values())
 
-    def look(at: object, depth: int) -> None:
-        if id(at) in seen or isinstance(at, (type, torch.Tensor)):
-            return
-        seen.add(id(at))
-        held = getattr(at, "__dict__", {})
-        if isinstance(at, module.StatefulDataLoader) and "next_iter_state" in held:
-            found.append(at)
-        elif depth:
-            parts = at.values() if isinstance(at, dict) else held.values()
-            for part in at if isinstance(at, (list, tuple)) else list(parts):
-                look(part, depth - 1)
 
-    look(root, 3)
-    return found
+def _find(at: object, depth: int, kind: type, found: dict[int, Any], seen: set[int]) -> None:
+    # No function within a function: it would refer to itself, and keep what it found.
+    if id(at) in seen or isinstance(at, (type, torch.Tensor)):
+        return
+    seen.add(id(at))
+    held = getattr(at, "__dict__", {})
+    if isinstance(at, kind) and "next_iter_state" in held:
+        found[id(at)] = at
+    elif depth:
+        parts = at.values() if isinstance(at, dict) else held.values()
+        for part in at if isinstance(at, (list, tuple)) else list(parts):
+            _find(part, depth - 1, kind, found, seen)
 
 
 class Keeper:
@@ -72,7 +69,8 @@ class Keeper:
 
     def __init__(self, loader: Any) -> None:
         self.source = Source(loader)
-        self._first = counts(loader)
+        self.first = counts(loader)
+        """The counts of its samplers when it was given to the Checkpointer."""
         self._told: dict[str, Any] | None = None
         self.remarks: list[str] = []
         """Texts for the user; taken from here."""
@@ -80,8 +78,15 @@ class Keeper:
         """Batches that this process has handed out in this pass."""
         self.taken = 0
         """The same, in all passes."""
-        self.goes_on: Callable[[], bool] = lambda: False
-        """Return True if the script counts the epochs itself, and the saved one is not over."""
+        self.goes_on: Callable[[Any], bool] = lambda begun: False
+        """Return True if the script goes on in a pass that has no more batches (see epochs.py);
+        ``begun``: its counts of epochs when the pass began."""
+
+    def note(self, loader: Any, epochs: dict[str, int]) -> None:
+        """Note the script's counts of epochs at a step that is saved."""
+        iterator = loader._iterator
+        if isinstance(iterator, _Pass) and iterator._epochs is None:
+            iterator._epochs = epochs
 
     def live(self, loader: Any) -> dict[str, Any]:
         """Return generators and counts as they are now."""
@@ -90,7 +95,7 @@ class Keeper:
     def changed(self, loader: Any) -> dict[str, Any]:
         """Return the counts of the samplers that have changed since the loader was given."""
         now = counts(loader)
-        return {k: v for k, v in now.items() if k not in self._first or self._first[k] != v}
+        return {k: v for k, v in now.items() if k not in self.first or self.first[k] != v}
 
     def restore(self, loader: Any, live: dict[str, Any]) -> None:
         """Set what ``live`` returned. What the script sets after this is told by ``told``."""
@@ -108,7 +113,8 @@ class Keeper:
 def attach(loader: Any) -> Keeper | None:
     """Have a StatefulDataLoader make iterators of ours; None if its torchdata is of another kind.
 
-    Its class stays as it is. Done once for each loader.
+    It gets a subclass of its class: functions in its attributes would refer back to it, and then
+    its workers would stay until the garbage collector runs. Done once for each loader.
     """
     known = vars(loader).get("_robust")
     if known is not None:
@@ -116,11 +122,10 @@ def attach(loader: Any) -> Keeper | None:
     if any(not hasattr(sys.modules[_MODULE], name) for name in _BASES):
         return None
     keeper = loader._robust = Keeper(loader)
-    loader._get_iterator = partial(_iterator, loader)
-    loader.load_state_dict = partial(_load, loader)
+    loader.__class__ = _kept(type(loader))
     held = loader._iterator
     if type(held) in _bases():
-        held.__class__ = _ours(type(held))
+        held.__class__ = _pass_of(type(held))
         held._follow(loader, None)
         held._begun = None
         if loader.num_workers > 0:
@@ -143,30 +148,45 @@ def _bases() -> tuple[type, ...]:
     return tuple(getattr(sys.modules[_MODULE], name) for name in _BASES)
 
 
-def _ours(base: type) -> type:
+def _pass_of(base: type) -> type:
+    """Return the subclass of an iterator's class that is a ``_Pass``."""
     if base not in _made:
-        _made[base] = type(f"Kept{base.__name__}", (_Pass, base), {})
+        _made[base] = type(base.__name__, (_Pass, base), {"__module__": base.__module__})
     return _made[base]
 
 
-def _load(loader: Any, state: Any) -> None:
-    """Take the place of ``loader.load_state_dict``."""
-    held = None if loader._initial_iter_for_state_dict else loader._iterator
-    type(loader).load_state_dict(loader, state)
-    ours = state.get(OURS) if isinstance(state, dict) else None
-    if ours is not None:
-        loader._robust.restore(loader, ours["live"])
-    if isinstance(held, _Pass):
-        held._goes_on = loader.next_iter_state
+def _kept(base: Any) -> Any:
+    """Return the subclass of a StatefulDataLoader's class whose passes are repeated to the bit."""
+    if base in _made:
+        return _made[base]
 
+    class Kept(base):  # type: ignore[misc]
+        def load_state_dict(self, state: Any) -> None:
+            held = None if self._initial_iter_for_state_dict else self._iterator
+            super().load_state_dict(state)
+            ours = state.get(OURS) if isinstance(state, dict) else None
+            if ours is not None:
+                self._robust.restore(self, ours["live"])
+            if isinstance(held, _Pass):
+                held._goes_on = self.next_iter_state
 
-def _iterator(loader: Any) -> Any:
-    """Take the place of ``loader._get_iterator``."""
-    base = _bases()[loader.num_workers > 0]
-    if loader.num_workers > 0:
-        loader.check_worker_number_rationality()
-    kind = _ours(base)
-    return _begin(kind.__new__(kind), loader)
+        def _get_iterator(self) -> Any:
+            if self.num_workers > 0:
+                self.check_worker_number_rationality()
+            kind: Any = _pass_of(_bases()[self.num_workers > 0])
+            return _begin(kind.__new__(kind), self)
+
+        def __reduce_ex__(self, protocol: Any) -> Any:  # a copy is as the script made it
+            state = {k: v for k, v in vars(self).items() if k != "_robust"}
+            return object.__new__, (base,), {**state, "_iterator": None}
+
+    Kept.__name__, Kept.__qualname__, Kept.__module__ = (
+        base.__name__,
+        base.__qualname__,
+        base.__module__,
+    )
+    _made[base] = Kept
+    return Kept
 
 
 def _begin(iterator: Any, loader: Any) -> Any:
@@ -181,7 +201,7 @@ def _begin(iterator: Any, loader: Any) -> Any:
         states: dict[int, Any] = {}
     else:
         state, states = taken_out(state)
-    kept = process_state()
+    kept, taken = process_state(), keeper.taken
     ours = None if state is None else state.get(OURS)
     iterator._follow(loader, ours)
     if loader.num_workers > 0:
@@ -195,6 +215,7 @@ def _begin(iterator: Any, loader: Any) -> Any:
     if state is not None:
         # Making it draws once more than the run that was not interrupted.
         rng.restore(kept)
+        keeper.given, keeper.taken = 0, taken  # it may have read again what was done
         if ours is not None:
             keeper.source.put_own(ours["live"]["own"])
             set_counts(loader, {**ours["live"]["counts"], **iterator._told})
@@ -220,6 +241,7 @@ class _Pass:
         self._begun = _begun(loader, seeds=True) if saved is None else saved["begun"]
         self._sum = 0 if saved is None else saved["sum"]
         self._first = 0 if saved is None else saved["first"]
+        self._epochs: dict[str, int] | None = None if saved is None else saved["epochs"]
         self._drawn: deque[int] = deque()
         self._looks = 0
         self._resumed = self._was_saved = False
@@ -231,7 +253,7 @@ class _Pass:
         begun = self._begun
         rng.restore(begun["process"])
         self._keeper.source.put_own(begun["own"])
-        set_counts(loader, {**begun["counts"], **self._told})
+        set_counts(loader, {**self._keeper.first, **begun["counts"], **self._told})
 
     # -- the order of samples
 
@@ -240,10 +262,12 @@ class _Pass:
         watched = 1 < self._looks <= LOOKS
         before = process_state() if watched else None
         index = super()._next_index()  # type: ignore[misc]
-        if self._looks == 1 and index is not None:
+        if not _is_sampled(self):
+            return index
+        if self._looks == 1:
             self._begins_with(crc32(repr(index).encode()))
         total = self._drawn[-1] if self._drawn else self._sum
-        self._drawn.append(total if index is None else crc32(repr(index).encode(), total))
+        self._drawn.append(crc32(repr(index).encode(), total))
         if watched and not same(before, process_state()):
             self._keeper.remarks.append(
                 f"{_sampler_name(self)} draws from this process's random generators in the midst "
@@ -341,7 +365,7 @@ class _Pass:
 
     def _is_over(self, loader: Any) -> bool:
         """True if the pass that a resumed step belongs to was over with that step."""
-        return self._is_told_epoch() or not self._keeper.goes_on()
+        return self._is_told_epoch() or not self._keeper.goes_on(self._epochs)
 
     def _is_told_epoch(self) -> bool:
         """True if the script has set another epoch than that of the saved pass."""
@@ -373,7 +397,8 @@ class _Pass:
             return state
         begun = self._begun if _replays(self) else None
         ours = {"live": self._keeper.live(loader), "begun": begun}
-        return {**state, OURS: {**ours, "sum": self._sum, "first": self._first}}
+        ours |= {"sum": self._sum, "first": self._first, "epochs": self._epochs}
+        return {**state, OURS: ours}
 
 
 def _begun(loader: Any, *, seeds: bool) -> dict[str, Any] | None:

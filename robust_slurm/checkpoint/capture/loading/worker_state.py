@@ -20,9 +20,7 @@ _WORKERS, _SNAPSHOT, _MAIN = "_worker_snapshots", "_snapshot", "_main_snapshot"
 _DATASET_STATE, _FETCHER_STATE, _ITER_STATE = "dataset_state", "fetcher_state", "dataset_iter_state"
 
 
-def initialise(
-    states: Mapping[int, Any], inner: Callable[[int], Any] | None, worker: int
-) -> None:
+def initialise(states: Mapping[int, Any], inner: Callable[[int], Any] | None, worker: int) -> None:
     """Run in a new worker, as its ``worker_init_fn``: have its states hold its generators.
 
     ``states``: by worker, from ``taken_out``; ``inner``: the script's own ``worker_init_fn``.
@@ -97,15 +95,11 @@ def _to_restore(held: dict[str, Any], worker: Mapping[str, Any]) -> dict[str, An
     """A stream without a state is read from its beginning: so are its random numbers."""
     fetcher = worker.get(_FETCHER_STATE)
     anew = (
-        fetcher is not None
-        and worker[_DATASET_STATE] is None
-        and fetcher.get(_ITER_STATE) is None
+        fetcher is not None and worker[_DATASET_STATE] is None and fetcher.get(_ITER_STATE) is None
     )
     return {**held, "now": held["begun"]} if anew else held
 
 
-def wrapped(
-    states: Mapping[int, Any], inner: Callable[[int], Any] | None
-) -> Callable[[int], None]:
+def wrapped(states: Mapping[int, Any], inner: Callable[[int], Any] | None) -> Callable[[int], None]:
     """Return the ``worker_init_fn`` of workers that go on with these states."""
     return partial(initialise, states, inner)
