@@ -10,12 +10,13 @@ import os
 import sys
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, SupportsIndex
 
 from robust_slurm import heartbeat
 
 from ..capture.beside.plain_values import Extra, PlainValue
+from ..capture.beside.variables import Variables
 from ..capture.sections import has_state
 from ..capture.state import State
 from ..capture.unsupported import checked
@@ -95,6 +96,7 @@ class Checkpointer:
         self._objects["rng"] = None
         self._values.objects = self._objects
         State(self._objects, rank=world.rank).release()  # raises for what cannot be saved
+        self._variables = Variables(self._values.by_name(given), sys._getframe(1))
         self._session: Session | None = None
         self._said: set[str] = set()
         self._pid = os.getpid()
@@ -140,7 +142,7 @@ class Checkpointer:
             return
         with self._turns.save() as alone:
             if alone:
-                self._save(step)
+                self._save(step, sys._getframe(1))
             else:
                 self._say(
                     f"step {step} is not saved: save() was called while an optimizer steps in "
@@ -148,7 +150,7 @@ class Checkpointer:
                 )
                 self._leave_out()
 
-    def _save(self, step: SupportsIndex) -> None:
+    def _save(self, step: SupportsIndex, caller: FrameType) -> None:
         try:
             number = operator.index(step)
             self.stats.saves += 1
@@ -160,6 +162,8 @@ class Checkpointer:
             session = self._start()
             for text in self._values.check(self.extra):
                 session.say(text)
+            for text in self._replaced(caller):
+                session.say(text)
             session.save(number)
         except Exception as error:  # noqa: BLE001 - a failing save must not end a training
             if not self._closed:
@@ -167,6 +171,32 @@ class Checkpointer:
             if self._session is None:
                 # Starting is not tried again: other ranks would not take part in it.
                 self._close(0.0)
+
+    def _replaced(self, caller: FrameType) -> list[str]:
+        """Return what the script has replaced in a variable of its own, and not here."""
+        now = self._values.by_name(self._objects, untouched=True)
+        found = []
+        for name, variable, is_object in self._variables.changed(now, caller):
+            key = name.removeprefix("extra.")
+            if not is_object:
+                found.append(
+                    f"{name} is saved as it was given, and the script's variable {variable} has "
+                    f"another value now, which a restart would miss. Set ckpt.extra[{key!r}] = "
+                    f"{variable} before save(), or pass robust_slurm.held(get, put) as {name}"
+                )
+            elif name != key:
+                found.append(
+                    f"{name} is saved, and the script's variable {variable} is another object "
+                    f"now, which a restart would miss. Write into the first one, or set "
+                    f"ckpt.extra[{key!r}] before save(), or pass robust_slurm.held(get, put)"
+                )
+            else:
+                found.append(
+                    f"the {name} that was given is saved, and the script's variable {variable} is "
+                    f"another one now, which a restart would miss. Make it once, before the "
+                    "Checkpointer"
+                )
+        return found
 
     def close(self) -> None:
         """Write the newest step to the durable tier, wait for it, let go of all objects (``extra``
