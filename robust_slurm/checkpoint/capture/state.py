@@ -97,7 +97,7 @@ class State:
         if readers := self._loaders():
             epochs = epoch_counts(values)
             for reader in readers:
-                reader.note(epochs)
+                reader.note_epochs(epochs)
         lists = [leaves for section in self._all() for leaves in section.leaves]
         if len(lists) == len(self._found) and all(
             leaves is found.leaves for leaves, found in zip(lists, self._found, strict=True)

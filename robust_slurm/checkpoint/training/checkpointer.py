@@ -162,9 +162,9 @@ class Checkpointer:
             session = self._start()
             for text in self._values.check(self.extra):
                 session.say(text)
+            session.save(number)
             for text in self._replaced(caller):
                 session.say(text)
-            session.save(number)
         except Exception as error:  # noqa: BLE001 - a failing save must not end a training
             if not self._closed:
                 self._say(f"step {step} was not saved: {type(error).__name__}: {error}")
@@ -177,22 +177,24 @@ class Checkpointer:
         now = self._values.by_name(self._objects, untouched=True)
         found = []
         for name, variable, is_object in self._variables.changed(now, caller):
-            key = name.removeprefix("extra.")
+            kind, *keys = name.split(".")
+            here = f"ckpt.extra{''.join(f'[{key!r}]' for key in keys)}"
+            held = f"pass robust_slurm.held(get, put) as extra.{keys[0]}" if keys else ""
             if not is_object:
                 found.append(
                     f"{name} is saved as it was given, and the script's variable {variable} has "
-                    f"another value now, which a restart would miss. Set ckpt.extra[{key!r}] = "
-                    f"{variable} before save(), or pass robust_slurm.held(get, put) as {name}"
+                    f"another value now, which a restart would miss. Set {here} = {variable} "
+                    f"before save(), or {held}"
                 )
-            elif name != key:
+            elif keys:
                 found.append(
                     f"{name} is saved, and the script's variable {variable} is another object "
-                    f"now, which a restart would miss. Write into the first one, or set "
-                    f"ckpt.extra[{key!r}] before save(), or pass robust_slurm.held(get, put)"
+                    f"now, which a restart would miss. Write into the first one, or set {here} "
+                    f"before save(), or {held}"
                 )
             else:
                 found.append(
-                    f"the {name} that was given is saved, and the script's variable {variable} is "
+                    f"the {kind} that was given is saved, and the script's variable {variable} is "
                     f"another one now, which a restart would miss. Make it once, before the "
                     "Checkpointer"
                 )

@@ -61,10 +61,10 @@ class LoaderState(ObjectState):
             tensor = last
         return self._leaves.add(name, tensor)
 
-    def note(self, epochs: dict[str, int]) -> None:
+    def note_epochs(self, epochs: dict[str, int]) -> None:
         """Note the script's counts of epochs at a step that is saved."""
         for loader, pace in self._paces:
-            pace.keeper.note(loader, epochs)
+            pace.keeper.note_epochs(loader, epochs)
 
     def remarks(self) -> list[str]:
         """Return what the user should know, each text once."""

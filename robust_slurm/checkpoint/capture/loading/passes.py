@@ -82,7 +82,7 @@ class Keeper:
         """Return True if the script goes on in a pass that has no more batches (see epochs.py);
         ``begun``: its counts of epochs when the pass began."""
 
-    def note(self, loader: Any, epochs: dict[str, int]) -> None:
+    def note_epochs(self, loader: Any, epochs: dict[str, int]) -> None:
         """Note the script's counts of epochs at a step that is saved."""
         iterator = loader._iterator
         if isinstance(iterator, _Pass) and iterator._epochs is None:
@@ -240,7 +240,9 @@ class _Pass:
         self._told = {} if saved is None else self._keeper.told(loader)
         self._begun = _begun(loader, seeds=True) if saved is None else saved["begun"]
         self._sum = 0 if saved is None else saved["sum"]
+        self._at = 0 if saved is None else saved["at"]
         self._first = 0 if saved is None else saved["first"]
+        self._from = 0  # batches that the sampler goes on after
         self._epochs: dict[str, int] | None = None if saved is None else saved["epochs"]
         self._drawn: deque[int] = deque()
         self._looks = 0
@@ -277,6 +279,7 @@ class _Pass:
         return index
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._from = state[_YIELDED]
         if self._winds(state):
             super().load_state_dict({**state, _ITER: _unwound(state), _YIELDED: 0})  # type: ignore[misc]
             self._wind(state[_YIELDED])
@@ -284,6 +287,7 @@ class _Pass:
             super().load_state_dict(state)  # type: ignore[misc]
 
     def _restore_main_state(self, state: dict[str, Any]) -> None:
+        self._from = state[_YIELDED]
         if self._winds(state):
             super()._restore_main_state({**state, _ITER: _unwound(state), _YIELDED: 0})  # type: ignore[misc]
             self._wind(state[_YIELDED])
@@ -294,7 +298,8 @@ class _Pass:
         """True if the sampler has no state, and its order must be begun anew."""
         if self._saved is None or self._begun is None:
             return False
-        counted = state[_ITER] is None or set(state[_ITER]) <= _COUNTED
+        order = state[_ITER]
+        counted = order is None or (isinstance(order, dict) and order.keys() == _COUNTED)
         return counted and state[_SAMPLER] is None and _is_sampled(self)
 
     def _wind(self, done: int) -> None:
@@ -304,18 +309,20 @@ class _Pass:
         self._sampler_iter = iter(self._index_sampler)
         if self._begun["seeds"]:
             torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+            if self._num_workers > 0:  # torchdata begins it twice
+                self._sampler_iter = iter(self._index_sampler)
         total = 0
         for _ in range(done):
             index = next(self._sampler_iter, None)
             total = crc32(repr(index).encode(), total)
         self._sampler_iter_yielded = done
-        if total == self._saved["sum"]:
+        self._sum, self._at = total, done
+        if total == self._saved["sum"] or done != self._saved["at"]:
             return
         following = next(self._sampler_iter, None)
         if following is not None:
             self._sampler_iter = chain([following], self._sampler_iter)
         if following is not None or not self._is_told_epoch():
-            self._sum = total
             self._keeper.remarks.append(
                 f"{_sampler_name(self)} does not repeat the order of the pass that was cut off: "
                 "some samples are used twice, others not at all. Give it state_dict() and "
@@ -348,6 +355,7 @@ class _Pass:
             return next(following)
         if self._drawn:
             self._sum = self._drawn.popleft()
+            self._at += 1
         self._resumed = False
         self._keeper.given += 1
         self._keeper.taken += 1
@@ -355,7 +363,7 @@ class _Pass:
 
     def _begins_with(self, total: int) -> None:
         """Note the first indices that this process draws for this pass."""
-        if self._saved is None or not self._saved["sum"]:
+        if not self._from:
             self._first = total
         elif self._first == total:
             self._keeper.remarks.append(
@@ -397,7 +405,7 @@ class _Pass:
             return state
         begun = self._begun if _replays(self) else None
         ours = {"live": self._keeper.live(loader), "begun": begun}
-        ours |= {"sum": self._sum, "first": self._first, "epochs": self._epochs}
+        ours |= {"sum": self._sum, "at": self._at, "first": self._first, "epochs": self._epochs}
         return {**state, OURS: ours}
 
 
