@@ -18,7 +18,7 @@ from ..held import Held
 from .assembly import Assembly, Fill, OpenedSnapshot, StateError, Step, run_all
 from .beside.plain_values import PlainValue
 from .leaves import Item, Leaf
-from .loading.epochs import epoch_counts, goes_on
+from .loading.epochs import epoch_counts, goes_on, without_counts
 from .loading.loader_state import LoaderState
 from .module_state import ModuleState, fits
 from .object_state import ObjectState, ScalerState
@@ -179,7 +179,7 @@ class State:
         ``foreign``: look also at modules and at objects with code of the script's own. Such code
         may talk to other ranks, or wait for the GPU as a scaler does.
         """
-        found = {}
+        found, reads = {}, self._loaders()
         for key, tree in self._tree.items():
             for section in flat(tree) if kind_of(key) == "extra" else ():
                 if isinstance(section, ModuleState):  # running averages change in a forward pass
@@ -192,7 +192,10 @@ class State:
                     and not hasattr(section.found, "__iter__")
                     and (foreign or _looks_at_itself(section.found))
                 ):
-                    found[section.key] = Glimpse(section.collect(), _tensors(section.leaves))
+                    values = section.collect()
+                    if reads:
+                        values = without_counts({"d": {section.key: values}})
+                    found[section.key] = Glimpse(values, _tensors(section.leaves))
         return found
 
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:

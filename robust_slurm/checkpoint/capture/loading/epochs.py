@@ -21,7 +21,7 @@ def epoch_counts(values: Mapping[str, Any]) -> dict[str, int]:
     found: dict[str, int] = {}
 
     def look(path: str, value: Any) -> None:
-        if type(value) is int and path.rpartition(".")[2] in NAMES:
+        if _counts(path, value):
             found[path] = value
         elif isinstance(value, dict) and isinstance(value.get("d"), dict):
             for name, part in value["d"].items():
@@ -31,6 +31,22 @@ def epoch_counts(values: Mapping[str, Any]) -> dict[str, int]:
         if key.startswith("extra."):
             look(key, value)
     return found
+
+
+def without_counts(value: Any) -> Any:
+    """Return an encoded value without its counts of epochs, to compare it with a later one.
+
+    A script may set them at the end of an epoch or at the beginning of the next: ``goes_on``
+    makes both go on at the same batch.
+    """
+    if isinstance(value, dict) and isinstance(value.get("d"), dict):
+        parts = value["d"].items()
+        return {"d": {k: without_counts(v) for k, v in parts if not _counts(k, v)}}
+    return value
+
+
+def _counts(name: str, value: Any) -> bool:
+    return type(value) is int and name.rpartition(".")[2] in NAMES
 
 
 def goes_on(
