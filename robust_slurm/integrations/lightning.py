@@ -21,11 +21,13 @@ import lightning
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
 
 from robust_slurm import Checkpointer, CheckpointError, phase
 from robust_slurm.checkpoint.capture import rng
 from robust_slurm.checkpoint.capture.loading.loader_state import LoaderState
-from robust_slurm.checkpoint.capture.loading.passes import at_its_end
+from robust_slurm.checkpoint.capture.loading.passes import at_its_end, attach, loaders
+from robust_slurm.checkpoint.capture.loading.worker_draws import watch
 
 from .held import Held, version_error
 
@@ -61,6 +63,8 @@ class RobustCallback(Callback):
         self._trainer = trainer
         self._begun: dict[str, Any] = {}
         self._pending, self._saved, self._over = None, 0, False
+        self._draws: list[Tensor] = []
+        """Of plain loaders with persistent workers: set once a worker draws a random number."""
         self._held = Held(self._progress, self._keep)
         extra: dict[str, Any] = {"lightning": self._held}
         for i, config in enumerate(trainer.lr_scheduler_configs):
@@ -132,6 +136,12 @@ class RobustCallback(Callback):
             self._unwrap.append(lambda: delattr(loop, name))
 
         def before_first_pass(load: Callable[[], None]) -> None:
+            combined = fit._combined_loader
+            for each in combined.flattened if combined is not None else ():
+                for stateful in loaders(each):
+                    attach(stateful)
+                if not _has_state(each) and getattr(each, "persistent_workers", False):
+                    self._draws += [flag] if (flag := watch(each)) is not None else []
             load()
             pending = self._pending
             if pending is not None and not pending["over"] and trainer.current_epoch == 0:
@@ -206,6 +216,12 @@ class RobustCallback(Callback):
             self._saved, self._over = trainer.global_step, over
             self._held.keep()
             self._checkpointer.save(self._saved)
+            if any(map(bool, self._draws)):
+                self._checkpointer._say(
+                    "the dataset draws random numbers in persistent workers: in an epoch after the "
+                    "first, a restart draws others. Use persistent_workers=False or torchdata's "
+                    "StatefulDataLoader, or seed a generator by epoch and sample"
+                )
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Enter a phase in which no steps are expected."""

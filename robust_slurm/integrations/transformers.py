@@ -26,6 +26,7 @@ from transformers.trainer_callback import ExportableState
 
 from robust_slurm import Checkpointer, CheckpointError, phase
 from robust_slurm.checkpoint.capture import rng
+from robust_slurm.checkpoint.capture.loading.worker_draws import watch
 
 from .held import Held, version_error
 
@@ -64,6 +65,8 @@ class RobustCallback(TrainerCallback):
         self._pending: dict[str, Any] | None = None
         self._saved = self._epoch = self._epoch_begun = self._updates = self._looks = 0
         self._over = False
+        self._draws: Any = None
+        """Set once a worker draws a random number; None: there is no worker."""
         self._model: Any = None
         for name in _WRAPPED:
             if not hasattr(trainer, name):
@@ -134,6 +137,12 @@ class RobustCallback(TrainerCallback):
             self._saved, self._over = step, over
             self._held.keep()
             self._checkpointer.save(step)
+            if self._draws is not None and bool(self._draws):
+                self._checkpointer._say(
+                    "the dataset or data_collator draws random numbers in worker processes: what "
+                    "it draws after a restart within an epoch differs. Give it a generator that is "
+                    "seeded by the sample"
+                )
 
     # -- the trainer's methods; each takes the original first, and stands in its place
 
@@ -178,6 +187,7 @@ class RobustCallback(TrainerCallback):
             trainer._load_optimizer_and_scheduler(resume)
             trainer._load_scaler(resume)
         trainer.callback_handler.train_dataloader = loader
+        self._draws = watch(getattr(loader, "base_dataloader", loader))
         return self._model, loader
 
     def on_train_begin(

@@ -17,6 +17,7 @@ from torch.utils import data
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from robust_slurm.checkpoint.capture.loading.passes import attach
+from robust_slurm.checkpoint.capture.loading.worker_draws import watch
 from robust_slurm.checkpoint.capture.state import State
 
 SAMPLES, BATCH = 12, 3
@@ -348,3 +349,12 @@ def test_a_copy_of_a_loader_is_as_the_script_made_it() -> None:
     attach(found)
     for made in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):  # noqa: S301 - our own
         assert type(made) is StatefulDataLoader and len(list(made)) == PASS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dataset", "draws"), [(Noisy(), True), (list(range(SAMPLES)), False)])
+def test_workers_of_a_plain_loader_that_draw_are_found(dataset: Any, draws: bool) -> None:
+    found: Any = data.DataLoader(dataset, BATCH, num_workers=1, persistent_workers=True)
+    flag = watch(found)
+    assert len(list(found)) == PASS and flag is not None and bool(flag) is draws
+    assert watch(data.DataLoader(dataset)) is None
