@@ -324,9 +324,10 @@ class State:
         noting = (s for s in self._all() if isinstance(s, OptimizerState | ObjectState))
         return [s.note for s in noting if s.note]
 
-    def remarks(self) -> list[str]:
-        """Return what was noticed of loaders since the last call: what a restart would miss."""
-        return [text for reader in self._loaders() for text in reader.remarks()]
+    def saved(self) -> list[str]:
+        """Note that save() was called. Return what was noticed of loaders since the last call:
+        what a restart would miss."""
+        return [text for reader in self._loaders() for text in reader.saved()]
 
     def _loaders(self) -> list[LoaderState]:
         return [each for each in self._all() if isinstance(each, LoaderState)]

@@ -43,11 +43,7 @@ class LoaderState(ObjectState):
 
     def collect(self) -> Encoded:
         """Find the tensors (``leaves``), and return all else, encoded."""
-        state = self.get()
-        for loader, pace in self._paces:
-            iterator = loader._iterator
-            pace.saved(over=iterator is not None and iterator._finished)
-        return collected(self.key, state, self._add, self._leaves)
+        return collected(self.key, self.get(), self._add, self._leaves)
 
     def _add(self, path: str, tensor: torch.Tensor) -> Encoded:
         """Put a state of a generator, which is a new tensor every time, where the last one was."""
@@ -66,8 +62,11 @@ class LoaderState(ObjectState):
         for loader, pace in self._paces:
             pace.keeper.note_epochs(loader, epochs)
 
-    def remarks(self) -> list[str]:
-        """Return what the user should know, each text once."""
+    def saved(self) -> list[str]:
+        """Note that save() was called. Return what the user should know, each text once."""
+        for loader, pace in self._paces:
+            iterator = loader._iterator
+            pace.saved(over=iterator is not None and iterator._finished)
         found, self._remarks = self._remarks, []
         for keeper in self.keepers:
             found += keeper.remarks

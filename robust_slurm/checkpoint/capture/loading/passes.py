@@ -389,12 +389,13 @@ class _Pass:
 
     def _left(self) -> None:
         """Note that the script begins another pass."""
-        if self._was_saved and not self._finished and self._num_yielded and self._next is None:
+        over = self._finished or self._num_yielded == _length(self._index_sampler)
+        if self._was_saved and not over and self._next is None:
             self._keeper.remarks.append(
-                f"the script began a new pass over it after {self._num_yielded} batches, before "
-                "the pass was at its end: a restart from the last step of such a pass would go on "
-                "in it. Let every pass end (without break or zip()), with a sampler of as many "
-                "samples as it takes"
+                "the script began a new pass over it before the last one was at its end: a "
+                "restart from the last step of such a pass goes on in it. Let every pass end "
+                "(without break, and not beside a shorter one in zip()), with a sampler of as "
+                "many samples as a pass takes"
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -438,6 +439,13 @@ def _replays(iterator: Any) -> bool:
 
 def _unwound(state: dict[str, Any]) -> Any:
     return None if state[_ITER] is None else {"samples_yielded": 0}
+
+
+def _length(sampler: Any) -> int | None:
+    try:
+        return len(sampler)
+    except TypeError:
+        return None
 
 
 def _sampler_name(iterator: Any) -> str:

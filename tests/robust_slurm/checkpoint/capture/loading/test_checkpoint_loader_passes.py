@@ -146,10 +146,11 @@ def cut_off(
     seed(1)
     objects = {"loader": make(), "rng": None}
     state = State(objects, rank=0)
-    seen = []
+    seen, remarks = [], list[str]()
     for step in read(objects["loader"], stop, begun(objects["loader"])):
         seen.append(step)
         state.capture()
+        remarks += state.saved()
     opened = source(write(tmp_path / "s", *capture(objects, rank=0)))
     seed(2)
     again = {"loader": make(), "rng": None}
@@ -157,7 +158,7 @@ def cut_off(
     resumed = State(again, rank=0)
     resumed.restore([opened])
     seen += read(again["loader"], steps - stop, held)
-    return expected, seen, state.remarks() + resumed.remarks()
+    return expected, seen, remarks + resumed.saved()
 
 
 @pytest.mark.parametrize("name", LOADERS)
@@ -198,7 +199,7 @@ def test_a_pass_of_which_all_is_done_is_over(after: Any, batches: int, tmp_path:
     state = State(second, rank=0)
     state.restore([opened])
     after(second["loader"].sampler)
-    assert len(list(second["loader"])) == batches and state.remarks() == []
+    assert len(list(second["loader"])) == batches and state.saved() == []
 
 
 @pytest.mark.parametrize(
@@ -288,9 +289,11 @@ def remarks_of(steps: Callable[[Any], Iterator[Any]]) -> list[str]:
     """Remarks on a script that saves after each step."""
     objects = {"loader": shuffled()}
     state = State(objects, rank=0)
+    found = []
     for _ in steps(objects["loader"]):
         state.capture()
-    return state.remarks()
+        found += state.saved()
+    return found
 
 
 def ahead(found: Any) -> Iterator[Any]:
@@ -308,6 +311,12 @@ def broken(found: Any) -> Iterator[Any]:
             break
 
 
+def zipped(found: Any) -> Iterator[Any]:
+    for _ in range(2):
+        for _, batch in zip(range(PASS), found, strict=False):
+            yield batch
+
+
 def elsewhere(found: Any) -> Iterator[Any]:
     yield from range(3)
 
@@ -322,9 +331,10 @@ def accumulated(found: Any) -> Iterator[Any]:
     ("steps", "says"),
     [
         (ahead, "loader: 1 more batch was taken from it before the first save() than the 1 of"),
-        (broken, "loader: the script began a new pass over it after 1 batches, before"),
+        (broken, "loader: the script began a new pass over it before the last one was at"),
         (elsewhere, "loader: no batch was taken from it in the last 3 saved steps"),
         (accumulated, ""),
+        (zipped, ""),
     ],
 )
 def test_a_position_that_is_not_the_trainings_is_named(
@@ -338,7 +348,7 @@ def test_a_shuffle_buffer_of_datasets_is_named() -> None:
     datasets = pytest.importorskip("datasets")
     stream = datasets.Dataset.from_dict({"x": [1, 2]}).to_iterable_dataset()
     for found, named in ((stream, False), (stream.shuffle(buffer_size=9), True)):
-        remarks = State({"loader": StatefulDataLoader(found)}, rank=0).remarks()
+        remarks = State({"loader": StatefulDataLoader(found)}, rank=0).saved()
         assert ["shuffle(buffer_size=9) is in no state" in each for each in remarks] == [True][
             : int(named)
         ]
