@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import CodeType, FrameType
@@ -27,6 +28,8 @@ class _Variable(NamedTuple):
     name: str
     part: str
     """Name of the attribute or item; "" for the variable itself."""
+    holder: weakref.ref[Any] | None = None
+    """The object that has the attribute, in whatever variable it is."""
 
     @property
     def shown(self) -> str:
@@ -45,8 +48,9 @@ class Variables:
             with namespace as values:
                 for name, value in list(values.items()):
                     self._note(given, name, value, _Variable(where, name, ""))
+                    holder = _weak(value)
                     for part, held in _parts(value):
-                        self._note(given, part, held, _Variable(where, name, part))
+                        self._note(given, part, held, _Variable(where, name, part, holder))
         for key in self._given.keys() & self._found.keys():
             exact = [each for each in self._found[key] if _short(key) in (each.name, each.part)]
             self._found[key] = exact or self._found[key]
@@ -70,16 +74,23 @@ class Variables:
         wanted = {key: at for key, at in self._found.items() if key in now}
         others: dict[str, list[str]] = {}
         same: set[str] = set()
+
+        def look(key: str, each: _Variable, value: Any) -> None:
+            if self._is_other(key, now[key], value):
+                others.setdefault(key, []).append(each.shown)
+            elif key not in self._given:
+                same.add(key)  # the script still has the object that is saved
+
+        for key, variables in wanted.items():
+            for each in variables:
+                if each.holder is not None and (holder := each.holder()) is not None:
+                    look(key, each, vars(holder).get(each.part))
         for namespace, where in _namespaces(frame) if wanted else ():
             with namespace as values:
                 for key, variables in wanted.items():
                     for each in variables:
-                        if not _is_there(each, where, values):
-                            continue
-                        if self._is_other(key, now[key], _value_of(each, values)):
-                            others.setdefault(key, []).append(each.shown)
-                        elif key not in self._given:
-                            same.add(key)  # the script still has the object that is saved
+                        if each.holder is None and _is_there(each, where, values):
+                            look(key, each, _value_of(each, values))
         for key, shown in others.items():
             if key not in same:
                 yield key, shown[0], key not in self._given
@@ -139,8 +150,15 @@ def _value_of(variable: _Variable, values: Mapping[str, Any]) -> Any:
     value = values[variable.name]
     if not variable.part:
         return value
-    held = value if type(value) is dict else getattr(value, "__dict__", {})
-    return held.get(variable.part) if isinstance(held, dict) else None
+    return value.get(variable.part) if type(value) is dict else None
+
+
+def _weak(value: Any) -> weakref.ref[Any] | None:
+    """Return a weak reference to an object with attributes; None for a dict."""
+    try:
+        return weakref.ref(value) if type(value) is not dict and vars(value) is not None else None
+    except TypeError:
+        return None
 
 
 def _is_there(variable: _Variable, where: CodeType | int, values: Mapping[str, Any]) -> bool:

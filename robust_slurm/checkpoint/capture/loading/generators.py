@@ -107,6 +107,15 @@ class Source:
                 rng.put(self._own[path], each)
 
 
+def forget_restored(dataset: Any) -> None:
+    """Have a pass over a streaming dataset of Hugging Face's begin at its beginning.
+
+    datasets begins every pass at the position that was restored, unless set_epoch() is called.
+    """
+    if getattr(dataset, "_starting_state_dict", None) is not None:
+        dataset._starting_state_dict = None
+
+
 def same(one: Any, other: Any) -> bool:
     """Return True if two states are equal."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils import data
 
 from ..object_state import ObjectState, collected
 from ..values import Encoded
@@ -30,7 +31,7 @@ class LoaderState(ObjectState):
                     "order of samplers without a state may differ after a restart. Use 0.11"
                 )
             else:
-                self._paces.append((loader, _Pace(keeper)))
+                self._paces.append((loader, _Pace(keeper, corrected=_is_accelerates(found))))
                 if loader.num_workers > 0 and not loader.in_order:
                     self._remarks.append(
                         "in_order=False: torchdata does not restore its position exactly"
@@ -77,8 +78,10 @@ class LoaderState(ObjectState):
 class _Pace:
     """Compares batches taken with steps saved."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: Keeper, *, corrected: bool) -> None:
+        """``corrected``: the state is that of the last batch that the script got."""
         self.keeper = keeper
+        self._corrected = corrected
         self._taken: list[int] = []
         self._first = self._still = self._saves = 0
 
@@ -100,7 +103,7 @@ class _Pace:
         if self._saves == 3:
             each = taken[1] - taken[0]
             ahead = self._first - each
-            if each > 0 and each == taken[2] - taken[1] and ahead > 0:
+            if not self._corrected and each > 0 and each == taken[2] - taken[1] and ahead > 0:
                 keeper.remarks.append(
                     f"{ahead} more {'batch was' if ahead == 1 else 'batches were'} taken from it "
                     f"before the first save() than the {each} of each later step. If the script "
@@ -111,25 +114,60 @@ class _Pace:
             del taken[0]
 
 
+def _is_accelerates(found: Any) -> bool:
+    return any(each.__module__.startswith("accelerate.") for each in type(found).__mro__)
+
+
 def _known_gaps(found: Any) -> Iterator[str]:
-    """Yield what is known to be lacking in the states of datasets."""
+    """Yield what is known to be lacking in the states of datasets and of torchdata's nodes."""
+    for sampler in _samplers_of_nodes(found, 12):
+        if not hasattr(sampler, "state_dict"):
+            yield (
+                f"the SamplerWrapper of torchdata's nodes saves how many samples a "
+                f"{type(sampler).__name__} gave, not its order: after a restart another epoch may "
+                "come in another order. Give it torchdata.stateful_dataloader.sampler."
+                "RandomSampler, or a sampler with a state_dict()"
+            )
     for source in (found, *(getattr(each, "dataset", None) for each in loaders(found))):
         if type(source).__module__.partition(".")[0] != "datasets":
             continue
-        if size := _shuffle_buffer(getattr(source, "_ex_iterable", None)):
+        parts = list(_examples(getattr(source, "_ex_iterable", None), 20))
+        for each in parts:
+            if "BufferShuffled" in type(each).__name__:
+                yield (
+                    f"the shuffle buffer of datasets' shuffle(buffer_size={each.buffer_size}) is "
+                    "in no state: a restart leaves out the samples in it and gives the others in "
+                    "another order. Shuffle shards, or before the training, or read by "
+                    "robust_slurm.data"
+                )
+        if any(map(_reads_ahead, parts)):
             yield (
-                f"the shuffle buffer of datasets' shuffle(buffer_size={size}) is in no state: a "
-                f"restart leaves out the samples in it (up to {size}) and gives the others in "
-                "another order. Shuffle the shards and not the samples, or "
-                "shuffle before training, or read by robust_slurm.data"
+                "datasets' map() and filter() over Parquet, JSON or Arrow save the position after "
+                "the chunk of samples that they read (seen in datasets 4.7): a restart leaves out "
+                "the rest of the chunk. Do their work in collate_fn, or read by robust_slurm.data"
             )
 
 
-def _shuffle_buffer(at: Any, depth: int = 20) -> int:
-    """Return the size of the shuffle buffer of a streaming dataset, 0 if it has none."""
+def _samplers_of_nodes(at: Any, depth: int) -> Iterator[Any]:
+    """Yield the samplers that draw in a tree of torchdata's nodes."""
+    if not depth or not type(at).__module__.startswith("torchdata.nodes"):
+        return
+    drawn = not isinstance(at_sampler := vars(at).get("sampler"), data.SequentialSampler | range)
+    if type(at).__name__ == "SamplerWrapper" and drawn:
+        yield at_sampler
+    for part in list(vars(at).values()):
+        yield from _samplers_of_nodes(part, depth - 1)
+
+
+def _examples(at: Any, depth: int) -> Iterator[Any]:
+    """Yield the steps of a streaming dataset of Hugging Face's."""
     if at is None or not depth:
-        return 0
-    if "BufferShuffled" in type(at).__name__:
-        return int(at.buffer_size)
-    parts = [getattr(at, "ex_iterable", None), *(getattr(at, "ex_iterables", None) or ())]
-    return max(_shuffle_buffer(part, depth - 1) for part in parts)
+        return
+    yield at
+    for part in (getattr(at, "ex_iterable", None), *(getattr(at, "ex_iterables", None) or ())):
+        yield from _examples(part, depth - 1)
+
+
+def _reads_ahead(step: Any) -> bool:
+    mapped = type(step).__name__ in ("MappedExamplesIterable", "FilteredExamplesIterable")
+    return mapped and bool(getattr(step.ex_iterable, "iter_arrow", None))

@@ -18,7 +18,7 @@ from zlib import crc32
 import torch
 
 from .. import rng
-from .generators import Source, counts, process_state, same, set_counts
+from .generators import Source, counts, forget_restored, process_state, same, set_counts
 from .worker_state import taken_out, wrapped
 
 OURS = "robust_slurm"
@@ -198,6 +198,7 @@ def _begin(iterator: Any, loader: Any) -> Any:
         if isinstance(old, _Pass):
             old._left()
         keeper.given = 0
+        forget_restored(loader.dataset)
         states: dict[int, Any] = {}
     else:
         state, states = taken_out(state)
@@ -229,6 +230,7 @@ class _Pass:
     _index_sampler: Any
     _sampler_iter: Any
     _finished: bool
+    _dataset: Any
     _num_workers: int
     _num_yielded: int
 
@@ -238,7 +240,7 @@ class _Pass:
         self._keeper: Keeper = loader._robust
         self._saved = saved
         self._told = {} if saved is None else self._keeper.told(loader)
-        self._begun = _begun(loader, seeds=True) if saved is None else saved["begun"]
+        self._begun: Any = _begun(loader, seeds=True) if saved is None else saved["begun"]
         self._sum = 0 if saved is None else saved["sum"]
         self._at = 0 if saved is None else saved["at"]
         self._first = 0 if saved is None else saved["first"]
@@ -304,7 +306,7 @@ class _Pass:
 
     def _wind(self, done: int) -> None:
         """Begin the order of samples as it began, and leave out what is done."""
-        loader = self._loader()
+        loader: Any = self._loader()
         self._set_begun(loader)
         self._sampler_iter = iter(self._index_sampler)
         if self._begun["seeds"]:
@@ -385,6 +387,7 @@ class _Pass:
             self._follow(loader, None)
             self._begun = _begun(loader, seeds=False)
             self._keeper.given = 0
+            forget_restored(self._dataset)
         super()._reset(loader, first_iter, **options)  # type: ignore[misc]
 
     def _left(self) -> None:

@@ -18,7 +18,8 @@ def watch(loader: Any) -> torch.Tensor | None:
     None if it has no workers."""
     if not getattr(loader, "num_workers", 0):
         return None
-    flag = torch.zeros(1, dtype=torch.uint8).share_memory_()
+    flag = torch.zeros(1, dtype=torch.uint8)
+    flag.share_memory_()  # type: ignore[no-untyped-call]
     loader.worker_init_fn = partial(_initialise, flag, loader.worker_init_fn)
     return flag
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .. import rng
-from .generators import Source, process_state
+from .generators import Source, forget_restored, process_state
 
 RANDOM, DATASET = "robust_slurm_random", "dataset"
 _WORKERS, _SNAPSHOT, _MAIN = "_worker_snapshots", "_snapshot", "_main_snapshot"
@@ -49,6 +49,7 @@ class _Recorder:
                 _put(self._source, self._restored["now"])
                 self._begun, self._restored = self._restored["begun"], None
             else:
+                forget_restored(fetcher.dataset)
                 self._begun = _now(self._source)
         held = {"now": _now(self._source), "begun": self._begun}
         return {**state, _DATASET_STATE: {RANDOM: held, DATASET: state[_DATASET_STATE]}}

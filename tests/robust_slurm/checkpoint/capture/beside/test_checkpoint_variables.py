@@ -58,6 +58,21 @@ def an_attribute(train: Training) -> None:
     ckpt.save(1)
 
 
+def an_attribute_in_another_method(train: Training) -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.best = 0.5
+            self.ckpt = Checkpointer(
+                model=train.model, optimizer=train.optimizer, extra={"best": self.best}
+            )
+
+        def step(self) -> None:
+            self.best /= 2
+            self.ckpt.save(1)
+
+    Trainer().step()
+
+
 def in_a_dict(train: Training) -> None:
     epoch = 0
     ckpt = Checkpointer(
@@ -104,6 +119,7 @@ def a_loader_anew(train: Training) -> None:
     [
         (a_number, "extra.bad is saved as it was given, and the script's variable bad has"),
         (an_attribute, "extra.best_loss is saved as it was given, and the script's variable train"),
+        (an_attribute_in_another_method, "and the script's variable self.best has another value"),
         (in_a_dict, "Set ckpt.extra['run']['epoch'] = epoch before save(), or pass robust_slurm.h"),
         (a_closure, "extra.count is saved as it was given, and the script's variable count has"),
         (a_dict_anew, "extra.ema is saved, and the script's variable ema is another object now"),

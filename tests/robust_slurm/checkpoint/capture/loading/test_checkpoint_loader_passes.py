@@ -15,6 +15,7 @@ import torch
 from checkpoint_files import capture, restore, source, write
 from torch.utils import data
 from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import RandomSampler as TorchdataSampler
 
 from robust_slurm.checkpoint.capture.loading.passes import attach
 from robust_slurm.checkpoint.capture.loading.worker_draws import watch
@@ -344,14 +345,37 @@ def test_a_position_that_is_not_the_trainings_is_named(
     assert len(found) == bool(says) and all(text.startswith(says) for text in found)
 
 
-def test_a_shuffle_buffer_of_datasets_is_named() -> None:
+def test_what_datasets_does_not_save_is_named() -> None:
     datasets = pytest.importorskip("datasets")
     stream = datasets.Dataset.from_dict({"x": [1, 2]}).to_iterable_dataset()
-    for found, named in ((stream, False), (stream.shuffle(buffer_size=9), True)):
+    for found, says in (
+        (stream, []),
+        (stream.shuffle(buffer_size=9), ["shuffle(buffer_size=9) is in no state"]),
+        (stream.map(dict), ["map() and filter() over Parquet"]),
+    ):
         remarks = State({"loader": StatefulDataLoader(found)}, rank=0).saved()
-        assert ["shuffle(buffer_size=9) is in no state" in each for each in remarks] == [True][
-            : int(named)
-        ]
+        assert len(remarks) == len(says) and all(map(str.__contains__, remarks, says))
+
+
+def test_later_passes_over_a_stream_of_datasets_are_whole(tmp_path: Path) -> None:
+    """datasets by itself would begin each of them at the restored position."""
+    datasets = pytest.importorskip("datasets")
+
+    def make() -> Any:
+        rows = datasets.Dataset.from_dict({"x": list(range(SAMPLES))}).to_iterable_dataset()
+        return StatefulDataLoader(rows, BATCH, collate_fn=lambda found: [r["x"] for r in found])
+
+    expected, seen, remarks = cut_off(make, 2, 3 * PASS, tmp_path)
+    assert seen == expected and remarks == []
+
+
+def test_nodes_around_a_sampler_without_a_state_are_named() -> None:
+    nodes = pytest.importorskip("torchdata.nodes")
+    for sampler, named in ((data.RandomSampler([1, 2]), True), (TorchdataSampler([1, 2]), False)):
+        found = nodes.Loader(nodes.Batcher(nodes.SamplerWrapper(sampler), 1))
+        remarks = State({"loader": found}, rank=0).saved()
+        assert [text for text in remarks if "the SamplerWrapper of torchdata" in text] == remarks
+        assert bool(remarks) is named
 
 
 def test_a_copy_of_a_loader_is_as_the_script_made_it() -> None:
