@@ -152,9 +152,11 @@ def _samplers_of_nodes(at: Any, depth: int) -> Iterator[Any]:
     """Yield the samplers that draw in a tree of torchdata's nodes."""
     if not depth or not type(at).__module__.startswith("torchdata.nodes"):
         return
-    drawn = not isinstance(at_sampler := vars(at).get("sampler"), data.SequentialSampler | range)
-    if type(at).__name__ == "SamplerWrapper" and drawn:
-        yield at_sampler
+    sampler = vars(at).get("sampler")
+    known = isinstance(sampler, (data.SequentialSampler, range, list))
+    known = known or type(sampler).__module__.startswith("torchdata.")  # its iterators have states
+    if type(at).__name__ == "SamplerWrapper" and not known:
+        yield sampler
     for part in list(vars(at).values()):
         yield from _samplers_of_nodes(part, depth - 1)
 
