@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Held:
+class HeldValue:
     """An object with a state that is made of two functions."""
 
     def __init__(self, get: Callable[[], Any], put: Callable[[Any], object]) -> None:
@@ -25,7 +25,7 @@ class Held:
         self._put(state)
 
 
-def held(get: Callable[[], Any], put: Callable[[Any], object]) -> Held:
+def held(get: Callable[[], Any], put: Callable[[Any], object]) -> HeldValue:
     """Return an object for ``extra=`` that saves what ``get()`` returns and restores by ``put``.
 
     ::
@@ -41,4 +41,4 @@ def held(get: Callable[[], Any], put: Callable[[Any], object]) -> Held:
             raise TypeError(
                 f"held({name}=...): a function, such as `lambda: best`, not {function!r:.60}"
             )
-    return Held(get, put)
+    return HeldValue(get, put)

@@ -8,7 +8,7 @@ from typing import Any
 from robust_slurm.checkpoint import held
 
 
-class Held(held.Held):
+class Held(held.HeldValue):
     """An object with a state that is made of two functions.
 
     Frameworks count a step before its optimizer steps. So ``state_dict`` returns the state of the

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..format.layout import Entry, Snapshot
-from ..held import Held
+from ..held import HeldValue
 from .assembly import Assembly, Fill, OpenedSnapshot, StateError, Step, run_all
 from .beside.plain_values import PlainValue
 from .leaves import Item, Leaf
@@ -350,7 +350,7 @@ class State:
 
 def _looks_at_itself(found: object) -> bool:
     """True if its state_dict() is known to call no other code: a scheduler, or our own."""
-    ours = type(found).__module__.startswith("robust_slurm.") and type(found) is not Held
+    ours = type(found).__module__.startswith("robust_slurm.") and type(found) is not HeldValue
     return ours or isinstance(found, torch.optim.lr_scheduler.LRScheduler)
 
 

@@ -21,7 +21,7 @@ _COUNTED = (int, float, complex)
 
 
 class _Variable(NamedTuple):
-    """Where a value was found: a variable, or an attribute or item of one."""
+    """The place where a value was found: a variable, or an attribute or item of one."""
 
     where: CodeType | int
     """The function's code; of a module, the identity of its globals."""

@@ -1,4 +1,4 @@
-"""Whether a script counts its epochs itself, in ``extra``, and goes on in the one that it saved.
+"""Find out if a script counts its epochs in ``extra``, and goes on in the one that it saved.
 
 A step may be saved after the last batch of a pass. A script that computes its epoch from the step
 begins the next pass after a restart. One that saves its epoch goes on in that epoch, and must find

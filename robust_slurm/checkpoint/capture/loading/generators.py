@@ -90,7 +90,7 @@ def _samplers(loader: Any) -> Iterator[tuple[str, Any]]:
             at, path = vars(at).get("sampler"), f"{path}.sampler"
 
 
-class Source:
+class LoaderGenerators:
     """The generators of one loader: in this process, and those that it owns."""
 
     def __init__(self, root: object) -> None:

@@ -39,7 +39,7 @@ class LoaderState(ObjectState):
 
     @property
     def keepers(self) -> list[Keeper]:
-        """What is known of each StatefulDataLoader."""
+        """The keepers of its StatefulDataLoaders."""
         return [pace.keeper for _, pace in self._paces]
 
     def collect(self) -> Encoded:

@@ -18,7 +18,7 @@ from zlib import crc32
 import torch
 
 from .. import rng
-from .generators import Source, counts, forget_restored, process_state, same, set_counts
+from .generators import LoaderGenerators, counts, forget_restored, process_state, same, set_counts
 from .worker_state import taken_out, wrapped
 
 OURS = "robust_slurm"
@@ -26,8 +26,9 @@ OURS = "robust_slurm"
 FINISHED = "_iterator_finished"
 _MODULE = "torchdata.stateful_dataloader.stateful_dataloader"
 _BASES = ("_StatefulSingleProcessDataLoaderIter", "_StatefulMultiProcessingDataLoaderIter")
-_SAMPLER, _ITER, _MAIN = "_index_sampler_state", "_sampler_iter_state", "_main_snapshot"
+_SAMPLER, _ITER = "_index_sampler_state", "_sampler_iter_state"
 _YIELDED, _COUNTED = "_sampler_iter_yielded", {"samples_yielded"}
+MANY = 256  # items of a container that are looked at: more are data
 LOOKS = 3  # batches whose making is watched for draws of the sampler
 
 _made: dict[type, type] = {}
@@ -59,16 +60,17 @@ def _find(at: object, depth: int, kind: type, found: dict[int, Any], seen: set[i
     if isinstance(at, kind) and "next_iter_state" in held:
         found[id(at)] = at
     elif depth:
-        parts = at.values() if isinstance(at, dict) else held.values()
-        for part in at if isinstance(at, (list, tuple)) else list(parts):
+        several = isinstance(at, (dict, list, tuple)) and len(at) <= MANY
+        parts = held.values() if not several else at.values() if isinstance(at, dict) else at
+        for part in list(parts):
             _find(part, depth - 1, kind, found, seen)
 
 
 class Keeper:
-    """What is known of one loader beside its iterators. Raises nothing."""
+    """Keeps the facts about one loader that are not in its iterators. Raises nothing."""
 
     def __init__(self, loader: Any) -> None:
-        self.source = Source(loader)
+        self.source = LoaderGenerators(loader)
         self.first = counts(loader)
         """The counts of its samplers when it was given to the Checkpointer."""
         self._told: dict[str, Any] | None = None
@@ -85,7 +87,7 @@ class Keeper:
     def note_epochs(self, loader: Any, epochs: dict[str, int]) -> None:
         """Note the script's counts of epochs at a step that is saved."""
         iterator = loader._iterator
-        if isinstance(iterator, _Pass) and iterator._epochs is None:
+        if isinstance(iterator, LoaderPass) and iterator._epochs is None:
             iterator._epochs = epochs
 
     def live(self, loader: Any) -> dict[str, Any]:
@@ -149,9 +151,9 @@ def _bases() -> tuple[type, ...]:
 
 
 def _pass_of(base: type) -> type:
-    """Return the subclass of an iterator's class that is a ``_Pass``."""
+    """Return the subclass of an iterator's class that is a ``LoaderPass``."""
     if base not in _made:
-        _made[base] = type(base.__name__, (_Pass, base), {"__module__": base.__module__})
+        _made[base] = type(base.__name__, (LoaderPass, base), {"__module__": base.__module__})
     return _made[base]
 
 
@@ -167,7 +169,7 @@ def _kept(base: Any) -> Any:
             ours = state.get(OURS) if isinstance(state, dict) else None
             if ours is not None:
                 self._robust.restore(self, ours["live"])
-            if isinstance(held, _Pass):
+            if isinstance(held, LoaderPass):
                 held._goes_on = self.next_iter_state
 
         def _get_iterator(self) -> Any:
@@ -195,7 +197,7 @@ def _begin(iterator: Any, loader: Any) -> Any:
     keeper, init = loader._robust, loader.worker_init_fn
     if state is None:
         old = loader._iterator
-        if isinstance(old, _Pass):
+        if isinstance(old, LoaderPass):
             old._left()
         keeper.given = 0
         forget_restored(loader.dataset)
@@ -224,7 +226,7 @@ def _begin(iterator: Any, loader: Any) -> Any:
     return iterator
 
 
-class _Pass:
+class LoaderPass:
     """An iterator of a StatefulDataLoader: comes before torchdata's class."""
 
     _index_sampler: Any

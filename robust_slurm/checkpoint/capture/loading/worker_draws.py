@@ -1,4 +1,4 @@
-"""Whether the workers of a plain DataLoader draw random numbers, which no state holds."""
+"""Find out if workers of a plain DataLoader draw random numbers, which no state holds."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from .. import rng
-from .generators import Source, forget_restored, process_state
+from .generators import LoaderGenerators, forget_restored, process_state
 
 RANDOM, DATASET = "robust_slurm_random", "dataset"
-_WORKERS, _SNAPSHOT, _MAIN = "_worker_snapshots", "_snapshot", "_main_snapshot"
+_WORKERS, _SNAPSHOT = "_worker_snapshots", "_snapshot"
 _DATASET_STATE, _FETCHER_STATE, _ITER_STATE = "dataset_state", "fetcher_state", "dataset_iter_state"
 
 
@@ -44,7 +44,7 @@ class _Recorder:
         state: dict[str, Any] = self._inner(worker, kind, fetcher, dataset)
         if fetcher is not self._fetcher:  # a pass begins
             self._fetcher = fetcher
-            self._source = Source(fetcher)
+            self._source = LoaderGenerators(fetcher)
             if self._restored is not None:
                 _put(self._source, self._restored["now"])
                 self._begun, self._restored = self._restored["begun"], None
@@ -55,7 +55,7 @@ class _Recorder:
         return {**state, _DATASET_STATE: {RANDOM: held, DATASET: state[_DATASET_STATE]}}
 
 
-def _now(source: Source) -> dict[str, Any]:
+def _now(source: LoaderGenerators) -> dict[str, Any]:
     # Arrays, not tensors: each tensor in a queue takes a file descriptor.
     own = {path: _as_array(each) for path, each in source.own().items()}
     return {"process": {k: _as_array(v) for k, v in process_state().items()}, "own": own}
@@ -70,7 +70,7 @@ def _as_tensor(state: Any) -> Any:
     return torch.tensor(state) if numpy_array else state
 
 
-def _put(source: Source, state: Mapping[str, Any]) -> None:
+def _put(source: LoaderGenerators, state: Mapping[str, Any]) -> None:
     rng.restore({k: _as_tensor(v) for k, v in state["process"].items()})
     source.put_own({k: _as_tensor(v) for k, v in state["own"].items()})
 

@@ -206,7 +206,7 @@ def test_what_is_saved_as_it_is_is_not_named(
 
 def test_no_variable_is_kept_alive() -> None:
     class Step:
-        """What a step leaves behind, such as its graph."""
+        """An object that a step leaves behind, such as its graph."""
 
     given = [1]
     variables = Variables({"extra.given": given}, sys._getframe())

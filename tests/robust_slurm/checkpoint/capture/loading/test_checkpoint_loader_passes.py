@@ -57,7 +57,7 @@ class Stream(data.IterableDataset[float]):
 
 
 class Counting(data.Sampler[int]):
-    """Its order depends on how often it was begun."""
+    """A sampler whose order depends on how often it was begun."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -140,7 +140,7 @@ def read(found: Any, steps: int, begun: Any = None) -> Iterator[list[float]]:
 def cut_off(
     make: Callable[[], Any], stop: int, steps: int, tmp_path: Path, begun: Any = lambda _: None
 ) -> tuple[list[Any], list[Any], list[str]]:
-    """What is seen without a fault and without a Checkpointer, what with both, and remarks."""
+    """Return what is seen without fault and Checkpointer, what with both, and remarks."""
     seed(1)
     alone = make()
     expected = list(read(alone, steps, begun(alone)))
@@ -246,7 +246,7 @@ class Drawing(Counting):
 
 
 class Anew(Counting):
-    """Has a state, but not its position."""
+    """A sampler whose state lacks its position."""
 
     def __iter__(self) -> Iterator[int]:
         yield from range(SAMPLES)
@@ -259,7 +259,7 @@ class Anew(Counting):
 
 
 class Listed(Counting):
-    """Its order depends on what nothing here sees."""
+    """A sampler whose order depends on a list, which is not looked at."""
 
     begun: list[int]
 
