@@ -64,7 +64,7 @@ class RobustCallback(Callback):
         self._begun: dict[str, Any] = {}
         self._pending, self._saved, self._over = None, 0, False
         self._draws: list[Tensor] = []
-        """Flags of plain loaders with persistent workers, set once a worker draws a random number."""
+        """Flags of plain loaders with persistent workers, set once a worker draws at random."""
         self._held = Held(self._progress, self._keep)
         extra: dict[str, Any] = {"lightning": self._held}
         for i, config in enumerate(trainer.lr_scheduler_configs):
