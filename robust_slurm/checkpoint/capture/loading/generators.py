@@ -75,9 +75,8 @@ def counts(loader: Any) -> dict[str, Any]:
 def set_counts(loader: Any, state: Mapping[str, Any]) -> None:
     """Set such attributes. Names that are not there are left out."""
     for path, sampler in _samplers(loader):
-        for name in list(vars(sampler)):
-            if f"{path}.{name}" in state:
-                setattr(sampler, name, state[f"{path}.{name}"])
+        held = vars(sampler)
+        held.update({n: state[f"{path}.{n}"] for n in held if f"{path}.{n}" in state})
 
 
 def _samplers(loader: Any) -> Iterator[tuple[str, Any]]:
