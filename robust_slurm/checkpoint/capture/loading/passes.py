@@ -61,8 +61,8 @@ def _find(at: object, depth: int, kind: type, found: dict[int, Any], seen: set[i
         found[id(at)] = at
     elif depth:
         several = isinstance(at, (dict, list, tuple)) and len(at) <= MANY
-        parts = held.values() if not several else at.values() if isinstance(at, dict) else at
-        for part in list(parts):
+        parts: Any = held.values() if not several else at
+        for part in list(parts.values() if isinstance(parts, dict) else parts):
             _find(part, depth - 1, kind, found, seen)
 
 
