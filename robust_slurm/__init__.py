@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .checkpoint import Checkpointer as Checkpointer
     from .checkpoint import CheckpointError as CheckpointError
     from .checkpoint import StrictError as StrictError
+    from .checkpoint.held import held
     from .heartbeat import attach, beat, epoch, phase, restart_reason, resume_step
     from .rejoin.resilient import resilient
     from .resizing.world import accumulate, world
@@ -22,6 +23,7 @@ __all__ = [
     "attach",
     "beat",
     "epoch",
+    "held",
     "phase",
     "resilient",
     "restart_reason",
@@ -38,6 +40,7 @@ def __getattr__(name: str) -> object:
 
     homes = {
         "accumulate": "resizing.world",
+        "held": "checkpoint.held",
         "resilient": "rejoin.resilient",
         "standby_point": "standby",
         "world": "resizing.world",

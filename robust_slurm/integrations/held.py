@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from robust_slurm.checkpoint import held
 
-class Held:
+
+class Held(held.HeldValue):
     """An object with a state that is made of two functions.
 
     Frameworks count a step before its optimizer steps. So ``state_dict`` returns the state of the
     newest ``keep``: else the count would seem to change after save().
     """
 
-    def __init__(self, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
-        self._get, self.load_state_dict = get, put
+    def __init__(self, get: Callable[[], Any], put: Callable[[Any], object]) -> None:
+        super().__init__(get, put)
         self._kept: Any = None
 
     def keep(self) -> None:
@@ -22,6 +24,7 @@ class Held:
         self._kept = self._get()
 
     def state_dict(self) -> Any:
+        """Return the state of the newest ``keep``."""
         return self._get() if self._kept is None else self._kept
 
 

@@ -252,7 +252,7 @@ class RobustCallback(Callback):
             self._saved, self._over = trainer.global_step, over
             self._held.keep()
             self._checkpointer.save(self._saved)
-            for text in {each.remark() for each in self._readers} - {""}:
+            for text in dict.fromkeys(text for each in self._readers for text in each.remarks()):
                 self._checkpointer._say(text)
 
     def on_train_batch_end(self, trainer: Trainer, *given: Any, **named: Any) -> None:

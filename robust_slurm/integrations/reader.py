@@ -8,9 +8,8 @@ from typing import Any
 
 from robust_slurm import CheckpointError
 from robust_slurm.checkpoint.capture import rng
-from robust_slurm.checkpoint.capture.object_state import LoaderState
-
-from .worker_draws import WorkerDraws
+from robust_slurm.checkpoint.capture.loading.loader_state import LoaderState
+from robust_slurm.checkpoint.capture.loading.worker_draws import watch
 
 PERSISTENT = (
     "the train dataset or collate_fn draws random numbers in persistent workers: after a restart "
@@ -43,14 +42,15 @@ class Reader:
         self._state = LoaderState("loader", loader) if _has_state(loader) else None
         self._draws = None
         if self._state is None and getattr(loader, "persistent_workers", False):
-            self._draws = WorkerDraws(loader)
+            self._draws = watch(loader)
         self.has_length = False
         with contextlib.suppress(TypeError, NotImplementedError):
             self.has_length = len(loader) >= 0
 
-    def remark(self) -> str:
+    def remarks(self) -> list[str]:
         """Return what the user should know of the data; mostly nothing."""
-        return PERSISTENT if self._draws is not None and self._draws.seen else ""
+        found = self._state.remarks() if self._state is not None else []
+        return [PERSISTENT, *found] if self._draws is not None and self._draws else found
 
     def position(self, ahead: int) -> dict[str, Any]:
         """Return where to resume, if ``ahead`` of the batches read (0 or 1) are not trained."""

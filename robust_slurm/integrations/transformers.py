@@ -38,9 +38,9 @@ from transformers.trainer_callback import ExportableState
 
 from robust_slurm import Checkpointer, phase
 from robust_slurm.checkpoint.capture import rng
+from robust_slurm.checkpoint.capture.loading.worker_draws import watch
 
 from .held import Held, version_error
-from .worker_draws import WorkerDraws
 
 KNOWN = "transformers 5.23.0 and 4.57.6"
 HISTORY = 1000  # entries of the log history that are carried over
@@ -78,7 +78,7 @@ class RobustCallback(TrainerCallback):
         self._trainer, self._extra, self._options = trainer, dict(extra or {}), options
         self._checkpointer: Checkpointer | None = None
         self._here = ""
-        self._draws: WorkerDraws | None = None
+        self._draws: Any = None
         for name in (*OVERRIDDEN[:-1], "_load_from_checkpoint"):
             inside = getattr(self, f"_on_{name.lstrip('_')}")
             setattr(trainer, name, partial(inside, _method(trainer, name)))
@@ -173,7 +173,7 @@ class RobustCallback(TrainerCallback):
         loader = getattr(loader, "base_dataloader", loader)  # accelerate's wrap another
         streams = isinstance(getattr(loader, "dataset", None), IterableDataset)
         if getattr(loader, "num_workers", 0) and not streams:
-            self._draws = WorkerDraws(loader)
+            self._draws = watch(loader)
 
     def _begin(self) -> None:
         """Make the Checkpointer and resume."""
@@ -222,7 +222,7 @@ class RobustCallback(TrainerCallback):
             self._saved, self._over = step, over
             self._held.keep()
             self._checkpointer.save(step)
-            if self._draws is not None and self._draws.seen:
+            if self._draws is not None and bool(self._draws):
                 self._checkpointer._say(WORKERS)
 
     def on_epoch_begin(

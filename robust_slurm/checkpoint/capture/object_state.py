@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -32,7 +31,7 @@ class ObjectState:
 
     def collect(self) -> Encoded:
         """Find the tensors (``leaves``), and return all else, encoded."""
-        return _collect(self.key, self.get(), self._leaves.add, self._leaves)
+        return collected(self.key, self.get(), self._leaves.add, self._leaves)
 
     def get(self) -> Any:
         """Return the object's state as plain values."""
@@ -108,22 +107,6 @@ def for_loading(found: Any, state: Any) -> Any:
     return {k: v.item() if isinstance(v, torch.Tensor) else v for k, v in state.items()}
 
 
-class LoaderState(ObjectState):
-    """A loader of data, such as torchdata's StatefulDataLoader."""
-
-    def put(self, state: Any) -> None:
-        """Set its position; the iterator that goes on from there is made when the script asks.
-
-        Making one draws from torch's generator, once more than the run that was not interrupted,
-        so the first one leaves the generator as it finds it. It must not be made now: samplers
-        are told their epoch after this, before they are wound forward.
-        """
-        self.found.load_state_dict(state)
-        make = getattr(self.found, "_get_iterator", None)
-        if make is not None:
-            self.found._get_iterator = partial(_quietly, self.found, make)
-
-
 class GeneratorState(ObjectState):
     """A random number generator of the script's own."""
 
@@ -133,7 +116,7 @@ class GeneratorState(ObjectState):
 
     def collect(self) -> Encoded:
         """Find the tensors (``leaves``), and return all else, encoded."""
-        return _collect(self.key, self.get(), self._add, self._leaves)
+        return collected(self.key, self.get(), self._add, self._leaves)
 
     def _add(self, path: str, tensor: torch.Tensor) -> Encoded:
         """Put a state, which is a new tensor every time, where the last one was: one leaf."""
@@ -161,18 +144,9 @@ class GlobalGenerators(GeneratorState):
         rng.restore(state)
 
 
-def _collect(key: str, value: Any, add: Save, leaves: Leaves) -> Encoded:
+def collected(key: str, value: Any, add: Save, leaves: Leaves) -> Encoded:
+    """Encode a state, its tensors as leaves."""
     leaves.begin()
     encoded = encode(value, key, lambda path, tensor: add(path[len(key) + 1 :], tensor))
     leaves.end()
     return encoded
-
-
-def _quietly(loader: Any, make: Callable[[], Any]) -> Any:
-    """Make an iterator as the loader's class does, without drawing from torch's generator."""
-    del loader._get_iterator  # the class's own again
-    kept = torch.get_rng_state()
-    try:
-        return make()
-    finally:
-        torch.set_rng_state(kept)

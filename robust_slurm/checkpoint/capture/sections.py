@@ -17,11 +17,12 @@ from .beside.attributes import Attributes, optimizers_in
 from .beside.comm_hooks import CommHooks, hook_states
 from .beside.holder import HolderState
 from .leaves import local_part
+from .loading.loader_state import LoaderState
+from .loading.passes import loaders
 from .module_state import ModuleState
 from .object_state import (
     GeneratorState,
     GlobalGenerators,
-    LoaderState,
     ObjectState,
     ScalerState,
 )
@@ -157,7 +158,8 @@ def sections(key: str, found: Any, names: ParameterNames) -> Any:
         if kind == "optimizer" and any(True for _ in optimizers_in(found)):
             return HolderState(key, found, names.attributes_of_holder)
         made = ScalerState if ScalerState.is_of(found) else ObjectState
-        other = (LoaderState if kind == "loader" else made)(key, found)
+        reads = kind == "loader" or bool(loaders(found))
+        other = (LoaderState if reads else made)(key, found)
         if kind == "model":
             names.note(other)
         return other

@@ -14,11 +14,14 @@ from typing import Any, NamedTuple
 import torch
 
 from ..format.layout import Entry, Snapshot
+from ..held import HeldValue
 from .any_world import AnyWorld
 from .assembly import Assembly, Fill, OpenedSnapshot, StateError, Step, run_all
 from .beside import between, comm_hooks, modes
 from .beside.plain_values import PlainValue
 from .leaves import Item, Leaf
+from .loading.epochs import epoch_counts, goes_on, without_counts
+from .loading.loader_state import LoaderState
 from .module_state import ModuleState, fits
 from .object_state import GeneratorState, ObjectState, ScalerState
 from .optimizer_state import OptimizerState
@@ -106,6 +109,10 @@ class State:
         finally:
             for section in holders:
                 section.trusting = False
+        if readers := self._loaders():
+            epochs = epoch_counts(values)
+            for reader in readers:
+                reader.note_epochs(epochs)
         lists = [leaves for section in self._all() for leaves in section.leaves]
         if len(lists) == len(self._found) and all(
             leaves is found.leaves for leaves, found in zip(lists, self._found, strict=True)
@@ -176,7 +183,7 @@ class State:
         ``foreign``: look also at modules and at objects with code of the script's own. Such code
         may talk to other ranks, or wait for the GPU as a scaler does.
         """
-        found = {}
+        found, reads = {}, self._loaders()
         for key, tree in self._tree.items():
             for section in flat(tree) if kind_of(key) == "extra" else ():
                 if isinstance(section, ModuleState):  # running averages change in a forward pass
@@ -189,7 +196,10 @@ class State:
                     and not hasattr(section.found, "__iter__")
                     and (foreign or _looks_at_itself(section.found))
                 ):
-                    found[section.key] = Glimpse(section.collect(), _tensors(section.leaves))
+                    values = section.collect()
+                    if reads:
+                        values = without_counts({"d": {section.key: values}})
+                    found[section.key] = Glimpse(values, _tensors(section.leaves))
         return found
 
     def look_at_groups(self) -> dict[str, Any]:
@@ -331,6 +341,10 @@ class State:
             for section, encoded in pairs(key, tree, values[key])
             for step in _plan(section, saved, saved.fitted(section, encoded))
         ]
+        restored = epoch_counts(values)
+        for reader in self._loaders():
+            for keeper in reader.keepers:
+                keeper.goes_on = lambda begun: goes_on(begun, restored, self._was_read)
         # Data first: the other steps hand out tensors that must be filled by then.
         run_all([step for step in steps if isinstance(step, Fill)])
         for step in steps:
@@ -398,6 +412,20 @@ class State:
         )
         return [s.note for s in noting if s.note]
 
+    def saved(self) -> list[str]:
+        """Note that save() was called. Return what was noticed of loaders since the last call:
+        what a restart would miss."""
+        return [text for reader in self._loaders() for text in reader.saved()]
+
+    def _loaders(self) -> list[LoaderState]:
+        return [each for each in self._all() if isinstance(each, LoaderState)]
+
+    def _was_read(self, path: str) -> bool:
+        """True unless it is of a plain value that the script has not read since it was restored."""
+        name = path.split(".")[1]
+        own = (getattr(s, "found", None) for s in self._all() if s.key == f"extra.{name}")
+        return not any(isinstance(each, PlainValue) and not each.was_read() for each in own)
+
     def unlike_saved(self) -> list[str]:
         """``ModuleState.unlike_saved`` of all models."""
         models = (s for s in self._all() if isinstance(s, ModuleState))
@@ -410,7 +438,7 @@ class State:
 
 def _looks_at_itself(found: object) -> bool:
     """True if its state_dict() is known to call no other code: a scheduler, or our own."""
-    ours = type(found).__module__.startswith("robust_slurm.")
+    ours = type(found).__module__.startswith("robust_slurm.") and type(found) is not HeldValue
     return ours or isinstance(found, torch.optim.lr_scheduler.LRScheduler)
 
 

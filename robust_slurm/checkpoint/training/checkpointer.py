@@ -9,7 +9,7 @@ import os
 import sys
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, SupportsIndex
 
 from torch.optim import Optimizer
@@ -19,6 +19,7 @@ from robust_slurm import heartbeat
 from ..capture.beside.attributes import optimizers_in
 from ..capture.beside.comm_hooks import hook_states
 from ..capture.beside.plain_values import Extra, PlainValue
+from ..capture.beside.variables import Variables
 from ..capture.sections import has_state
 from ..capture.state import State
 from ..capture.taken_over import ahead_of
@@ -108,6 +109,7 @@ class Checkpointer:
         self._objects["rng"] = None
         self._values.objects = self._objects
         State(self._objects, rank=world.rank).release()  # raises for what cannot be saved
+        self._variables = Variables(self._values.by_name(given), sys._getframe(1))
         self._session: Session | None = None
         self._warned = CheckpointWarnings(strict=strict)
         self._say = self._warned.say
@@ -164,7 +166,7 @@ class Checkpointer:
             return
         with self._turns.save() as alone:
             if alone:
-                self._save(step)
+                self._save(step, sys._getframe(1))
             else:
                 self._say(
                     f"step {step} is not saved: save() was called while an optimizer steps in "
@@ -172,7 +174,7 @@ class Checkpointer:
                 )
                 self._leave_out()
 
-    def _save(self, step: SupportsIndex) -> None:
+    def _save(self, step: SupportsIndex, caller: FrameType) -> None:
         try:
             number = operator.index(step)
             self.stats.saves += 1
@@ -188,12 +190,42 @@ class Checkpointer:
             for text in [*self._values.check(self.extra), *ahead]:
                 self._say(text)
             session.save(number)
+            for text in self._replaced(caller):
+                session.say(text)
         except Exception as error:  # noqa: BLE001 - a failing save must not end a training
             if not self._closed:
                 self._say(f"step {step} was not saved: {type(error).__name__}: {error}")
             if self._session is None:
                 # Starting is not tried again: other ranks would not take part in it.
                 self._close(0.0)
+
+    def _replaced(self, caller: FrameType) -> list[str]:
+        """Return what the script has replaced in a variable of its own, and not here."""
+        now = self._values.by_name(self._objects, untouched=True)
+        found = []
+        for name, variable, is_object in self._variables.changed(now, caller):
+            kind, *keys = name.split(".")
+            here = f"ckpt.extra{''.join(f'[{key!r}]' for key in keys)}"
+            held = f"pass robust_slurm.held(get, put) as extra.{keys[0]}" if keys else ""
+            if not is_object:
+                found.append(
+                    f"{name} is saved as it was given, and the script's variable {variable} has "
+                    f"another value now, which a restart would miss. Set {here} = {variable} "
+                    f"before save(), or {held}"
+                )
+            elif keys:
+                found.append(
+                    f"{name} is saved, and the script's variable {variable} is another object "
+                    f"now, which a restart would miss. Write into the first one, or set {here} "
+                    f"before save(), or {held}"
+                )
+            else:
+                found.append(
+                    f"the {kind} that was given is saved, and the script's variable {variable} is "
+                    f"another one now, which a restart would miss. Make it once, before the "
+                    "Checkpointer"
+                )
+        return found
 
     def close(self) -> None:
         """Write the newest step to the durable tier, wait for it, let go of all objects (``extra``

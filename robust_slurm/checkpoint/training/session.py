@@ -153,6 +153,8 @@ class Session:
             )
             return
         self.saver.save(step)
+        for text in self._state.saved():
+            self.say(text)
         if self.client is not None and self.client.stands_at(step):
             self._stand(step)
 

@@ -7,6 +7,7 @@ of its start, and the next save() would overwrite the right one.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,9 @@ from ..leaves import local_part
 
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
+_FEW = 32  # items of a dict that are compared with variables of the script
+_SETTINGS = re.compile("conf|cfg|arg|param|hyper|setting|option|meta", re.IGNORECASE)
+"""Names of dicts that hold constants, which a script may have copies of."""
 _NONE: Mapping[int, int] = MappingProxyType({})
 
 
@@ -32,18 +36,40 @@ class Extra(dict[str, Any]):
         """Objects that are saved, by their keys; of a plain value, its PlainValue."""
         self.unread: set[str] = set()
         """Names of values that ``resume`` replaced by others."""
+        self.unseen: set[str] = set()
+        """Names of all values that were restored and not read since."""
+        self._ours = dict(given)
+        """Values as they were given or restored."""
 
     def restore(self, name: str, saved: Any) -> None:
         """Set a value as it was saved, in place if possible."""
         live = _NONE if _is_plain(saved) else live_storages(self.objects)
         value, same = renewed(self.peek(name), saved, live)
         super().__setitem__(name, value)
+        self._ours[name] = value
+        self.unseen.add(name)
         if not same:
             self.unread.add(name)
 
     def peek(self, name: str) -> Any:
         """Return a value without counting that as read."""
         return super().__getitem__(name)
+
+    def by_name(self, objects: Mapping[str, Any], *, untouched: bool = False) -> dict[str, Any]:
+        """Return what is saved by the names that messages have, as a variable may hold it.
+
+        ``objects``: model, optimizer and loader. ``untouched``: not what the script has set here.
+        """
+        found = {k: v for k, v in objects.items() if "." not in k and v is not None}
+        for name in super().__iter__():
+            value = self.peek(name)
+            if not untouched or value is self._ours.get(name, self):
+                found[f"extra.{name}"] = value
+                if type(value) is dict and len(value) <= _FEW and not _SETTINGS.search(name):
+                    for key, each in value.items():
+                        if type(key) is str and type(each) in _PLAIN:
+                            found[f"extra.{name}.{key}"] = each
+        return found
 
     def check(self, now: object) -> list[str]:
         """Return what is wrong as save() begins. ``now``: the Checkpointer's ``extra``."""
@@ -68,20 +94,28 @@ class Extra(dict[str, Any]):
                 )
         return found
 
-    def __getitem__(self, name: str) -> Any:
+    def _see(self, name: str) -> None:
         self.unread.discard(name)
+        self.unseen.discard(name)
+
+    def _see_all(self) -> None:
+        self.unread.clear()
+        self.unseen.clear()
+
+    def __getitem__(self, name: str) -> Any:
+        self._see(name)
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        self.unread.discard(name)
+        self._see(name)
         return super().get(name, default)
 
     def pop(self, name: str, *default: Any) -> Any:
-        self.unread.discard(name)
+        self._see(name)
         return super().pop(name, *default)
 
     def setdefault(self, name: str, default: Any = None) -> Any:
-        self.unread.discard(name)
+        self._see(name)
         return super().setdefault(name, default)
 
     def copy(self) -> dict[str, Any]:
@@ -91,15 +125,15 @@ class Extra(dict[str, Any]):
         return dict, (self.copy(),)
 
     def __iter__(self) -> Iterator[str]:  # dict(extra) and **extra read by these
-        self.unread.clear()
+        self._see_all()
         return super().__iter__()
 
     def items(self) -> Any:
-        self.unread.clear()
+        self._see_all()
         return super().items()
 
     def values(self) -> Any:
-        self.unread.clear()
+        self._see_all()
         return super().values()
 
 
@@ -114,6 +148,10 @@ class PlainValue:
 
     def load_state_dict(self, state: Any) -> None:
         self._values.restore(self._name, state)
+
+    def was_read(self) -> bool:
+        """Return True if the script has read it since it was restored."""
+        return self._name not in self._values.unseen
 
 
 def live_storages(found: Any) -> dict[int, int]:
