@@ -194,6 +194,7 @@ class _FeedHeads:
 
     def __init__(self, feeds: Mapping[Lane, Feed], use: SourceUse) -> None:
         self._feeds = feeds
+        self._ready = {lane: getattr(feed, "ready", _nothing) for lane, feed in feeds.items()}
         self._use = use
         self._seen: dict[Lane, list[tuple[Meta, Position]]] = {}
         self._at: dict[Lane, int] = {}
@@ -219,10 +220,15 @@ class _FeedHeads:
         key = (source, lane)
         seen = self._seen[key]
         if self._at[key] == len(seen):
-            self._use.waits(source)
-            seen.append(self._feeds[key].next())
-            self._use.got()
+            seen += self._ready[key]() or [self._next(key)]
         return seen[self._at[key]]
+
+    def _next(self, lane: Lane) -> tuple[Meta, Position]:
+        """Wait for the next sample of a lane."""
+        self._use.waits(lane[0])
+        found = self._feeds[lane].next()
+        self._use.got()
+        return found
 
     def advance(self, source: str, lane: int) -> None:
         self._at[source, lane] += 1
@@ -236,6 +242,10 @@ class _FeedHeads:
         for lane, at in self._at.items():
             del self._seen[lane][:at]
         self.rewind()
+
+
+def _nothing() -> list[tuple[Meta, Position]]:
+    return []
 
 
 def _by_lane(refs: Iterable[Ref]) -> dict[Lane, list[Ref]]:

@@ -6,11 +6,12 @@ import math
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from robust_slurm.data.arrays import size_of
 from robust_slurm.data.errors import DataError, SourceStalled
 from robust_slurm.data.lanes.budget import ReadClaim
+from robust_slurm.data.sample import Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -18,10 +19,13 @@ if TYPE_CHECKING:
     from robust_slurm.data.lanes.budget import ReadBudget
     from robust_slurm.data.lanes.lane import SourceLane
     from robust_slurm.data.lanes.position import Position
-    from robust_slurm.data.sample import Meta, Ref, Sample
+    from robust_slurm.data.lanes.window import LaneWindow
+    from robust_slurm.data.sample import Meta, Ref
 
+    Given = tuple[Meta, Position]
 
 AHEAD = 4096  # samples of a lane that are read ahead at the most, and not of more than two passes
+AT_ONCE = 32  # samples that a feed gives at once, where they are read already
 TURN = 5.0  # s of a wait between two looks at the time
 
 
@@ -49,6 +53,45 @@ class _Patience:
         return min(patience - waited, TURN)
 
 
+class _Ready:
+    """Windows that are read, of which samples are given one after the other."""
+
+    def __init__(self) -> None:
+        self._windows: deque[tuple[LaneWindow, list[int]]] = deque()  # with the samples' sizes
+        self._at = 0  # in the first one
+        self._left = 0
+
+    def __len__(self) -> int:
+        return self._left
+
+    def add(self, window: LaneWindow, sizes: list[int]) -> None:
+        """Add a window, and the size of each of its samples."""
+        self._windows.append((window, sizes))
+        self._left += len(window)
+
+    def take(self, most: int) -> tuple[list[Given], list[Any], list[int]]:
+        """Return the next samples' metadata, values and sizes: 1 to ``most`` of them."""
+        window, sizes = self._windows[0]
+        begin, end = self._at, min(self._at + most, len(window))
+        metas, values, sizes = window.metas(begin, end), window.values[begin:end], sizes[begin:end]
+        window.values[begin:end] = [None] * (end - begin)  # they belong to the taker
+        self._left -= end - begin
+        if end == len(window):
+            self._windows.popleft()
+            end = 0
+        self._at = end
+        return metas, values, sizes
+
+    def passes(self) -> int:
+        """Return how many passes the last sample is ahead of the first."""
+        return self._windows[-1][0].epoch - self._windows[0][0].epoch
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._windows.clear()
+        self._at = self._left = 0
+
+
 class _Reader:
     """A thread that reads a lane from a position on, as far ahead as the budget allows.
 
@@ -61,7 +104,7 @@ class _Reader:
         self.lane.seek(position)
         self._budget = budget
         self._changed = threading.Condition()
-        self._ready: deque[tuple[Sample, int, Position]] = deque()
+        self._ready = _Ready()
         self._error: DataError | None = None
         self._stopped = self._parked = False
         self._charged = 0  # bytes of the budget that are ready
@@ -71,8 +114,13 @@ class _Reader:
         self._claim = ReadClaim(0, self._begin)
         budget.ask(self._claim)
 
-    def next(self) -> tuple[Sample, int, Position]:
-        """Return the next sample, its size and the position after it."""
+    @property
+    def ready(self) -> int:
+        """The samples that are read and not given yet."""
+        return len(self._ready)
+
+    def next(self, most: int) -> tuple[list[Given], list[Any], list[int]]:
+        """Return the next samples' metadata, values and sizes: 1 to ``most`` of them."""
         patience: _Patience | None = None
         with self._changed:
             while not self._ready:
@@ -86,9 +134,9 @@ class _Reader:
                     continue
                 patience = patience or _Patience(self.lane)
                 self._changed.wait(patience.left())
-            given = self._ready.popleft()
-            self._charged -= given[1]
-            self._given += 1
+            given = self._ready.take(most)
+            self._charged -= sum(given[2])
+            self._given += len(given[2])
             if self._parked and self._wants_more():
                 self._changed.notify_all()
             return given
@@ -119,7 +167,8 @@ class _Reader:
                     return
             began = time.thread_time()
             try:
-                window = [(*given, size_of(given[0].values)) for given in self.lane.next_window()]
+                window = self.lane.next_window()
+                sizes = [size_of(values) for values in window.values]
             except DataError as error:
                 if not self._failed(error):
                     return
@@ -129,14 +178,14 @@ class _Reader:
                 self._failed(made)
                 return
             else:
-                size = sum(each[2] for each in window)
-                tokens = sum(each[0].meta.tokens for each in window)
-                self.lane.tally.spend(tokens, time.thread_time() - began)
+                size = sum(sizes)
+                self.lane.tally.spend(sum(window.tokens), time.thread_time() - began)
                 with self._changed:
                     if self._stopped:
                         return
                     self._error = None
-                    self._ready.extend((sample, size, after) for sample, after, size in window)
+                    self._ready.add(window, sizes)
+                    del window, sizes  # they belong to whoever takes them
                     self._charged += size
                     self._budget.settle(self._claim, size)
                     self._changed.notify_all()
@@ -160,8 +209,7 @@ class _Reader:
     def _wants_more(self) -> bool:
         if not self._ready:
             return True
-        first, last = (self._ready[at][0].meta.ref.epoch for at in (0, -1))
-        return len(self._ready) < AHEAD and last - first < 2
+        return len(self._ready) < AHEAD and self._ready.passes() < 2
 
     def _failed(self, error: DataError) -> bool:
         """Hand the error to the consumer. Return True if the thread tries again."""
@@ -186,7 +234,7 @@ class LocalFeed:
         self.lane = lane
         self._budget = budget
         self._reader: _Reader | None = None
-        self._given: dict[Ref, tuple[Sample, int]] = {}
+        self._given: dict[Ref, tuple[Meta, Any, int]] = {}
 
     def seek(self, position: Position) -> None:
         """Go on from ``position``; forget what was read."""
@@ -200,15 +248,25 @@ class LocalFeed:
         """
         if self._reader is None:
             raise DataError(f"{self.lane.name}: the feed is closed; seek() opens it")
-        sample, size, position = self._reader.next()
-        self._given[sample.meta.ref] = sample, size
-        return sample.meta, position
+        return self._give(self._reader, 1)[0]
+
+    def ready(self) -> list[tuple[Meta, Position]]:
+        """Return what the next calls of ``next`` would return without waiting; none or several."""
+        reader = self._reader
+        return [] if reader is None or not reader.ready else self._give(reader, AT_ONCE)
+
+    def _give(self, reader: _Reader, most: int) -> list[tuple[Meta, Position]]:
+        metas, values, sizes = reader.next(most)
+        given = self._given
+        for (meta, _), each, size in zip(metas, values, sizes):  # noqa: B905 - Python 3.9
+            given[meta.ref] = meta, each, size
+        return metas
 
     def take(self, refs: Iterable[Ref]) -> list[Sample]:
         """Return these samples, of those that ``next`` has given, and forget them."""
         taken = [self._given.pop(ref.whole) for ref in refs]
-        self._budget.give_back(sum(size for _, size in taken))
-        return [sample for sample, _ in taken]
+        self._budget.give_back(sum(size for _, _, size in taken))
+        return [Sample(meta, values) for meta, values, _ in taken]
 
     def drop(self, refs: Iterable[Ref]) -> None:
         """Forget these: other nodes' ranks have them."""
