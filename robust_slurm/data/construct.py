@@ -11,7 +11,6 @@ Packed rows have the arrays of the samples, and three more, named as others name
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from .arrays import tokens_of
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from .sample import Meta, Sample
 
     Allocate = Callable[[str, "tuple[int, ...]", Any], Any]
-    """Returns an array of this name, shape and dtype; whatever it holds."""
+    """Returns a C-contiguous array of this name, shape and dtype; whatever it holds."""
 
 MADE = ("position_ids", "document_ids", "cu_seqlens")
 
@@ -56,45 +55,61 @@ def _packed(
 ) -> dict[str, Any]:
     import numpy as np
 
-    shape = (len(rows), pack)
-    fields = _fields(rows, samples, pack)
+    values = [[samples[meta.ref.whole].values for meta in row] for row in rows]
+    fields = _fields(rows, values, pack)
     fills = {name: _fill(name, dtype, pad) for name, dtype in fields.items()}
     _known(pad, fields)
-    batch = {name: make(name, shape, dtype) for name, dtype in fields.items()}
-    positions, documents = (make(name, shape, np.dtype(np.int32)) for name in MADE[:2])
-    bounds: list[int] = []
-    for at, row in enumerate(rows):
-        lengths = [meta.tokens for meta in row]
-        firsts = [meta.ref.piece * pack for meta in row]
-        values = [samples[meta.ref.whole].values for meta in row]
-        *begins, end = 0, *accumulate(lengths)
-        if row:
-            for name, array in batch.items():
-                places = zip(values, firsts, lengths)  # noqa: B905 - Python 3.9
-                pieces = [each[name][first : first + n] for each, first, n in places]
-                np.concatenate(pieces, out=array[at, :end])
-            positions[at, :end] = np.arange(end) + np.repeat(np.subtract(firsts, begins), lengths)
-            documents[at, :end] = np.repeat(np.arange(len(row)), lengths)
-        for name, array in batch.items():
-            array[at, end:] = fills[name]
-        positions[at, end:] = 0
-        documents[at, end:] = -1
-        bounds += [at * pack + begin for begin in (begins if end == pack else [*begins, end])]
-    bounds.append(len(rows) * pack)
+    batch = {name: make(name, (len(rows), pack), dtype) for name, dtype in fields.items()}
+    positions, documents = (
+        make(name, (len(rows), pack), np.dtype(np.int32)) for name in MADE[:2]
+    )
+    pieces: dict[str, list[Any]] = {name: [] for name in fields}
+    lengths: list[int] = []  # of the documents, and of each row's padding as one more
+    firsts: list[int] = []  # positions of their first tokens in their documents
+    numbers: list[int] = []
+    padding: list[tuple[int, int]] = []  # of rows that have some: the row, and where it begins
+    for at, (row, of_row) in enumerate(zip(rows, values)):  # noqa: B905 - Python 3.9
+        own = [meta.tokens for meta in row]
+        begins = [meta.ref.piece * pack for meta in row]
+        rest = pack - sum(own)
+        for name, found in pieces.items():
+            places = zip(of_row, begins, own)  # noqa: B905
+            found += [each[name][begin : begin + n] for each, begin, n in places]
+            if rest:
+                found.append(np.full(rest, fills[name], fields[name]))
+        lengths += own
+        firsts += begins
+        numbers += range(len(own))
+        if rest:
+            padding.append((at, pack - rest))
+            lengths.append(rest)
+            firsts.append(0)
+            numbers.append(-1)
+    for name, found in pieces.items():
+        np.concatenate(found, out=batch[name].reshape(-1))
+    ends = np.cumsum(lengths)
+    begun = ends - lengths
+    np.subtract(np.arange(ends[-1]), np.repeat(begun - firsts, lengths), out=positions.reshape(-1))
+    documents.reshape(-1)[:] = np.repeat(numbers, lengths)
+    for at, begin in padding:
+        positions[at, begin:] = 0
     batch[MADE[0]], batch[MADE[1]] = positions, documents
-    batch[MADE[2]] = _copied(MADE[2], np.asarray(bounds, dtype=np.int32), make)
+    bounds = np.append(begun, ends[-1]).astype(np.int32)
+    batch[MADE[2]] = _copied(MADE[2], bounds, make)
     return batch
 
 
-def _fields(rows: Rows, samples: Mapping[Any, Sample], pack: int) -> dict[str, Any]:
-    """Return the arrays' names and a dtype that all samples' values fit in. Raises DataError."""
+def _fields(
+    rows: Rows, samples: Sequence[Sequence[Mapping[str, Any]]], pack: int
+) -> dict[str, Any]:
+    """Return the arrays' names and a dtype that all samples' values fit in. ``samples``: the
+    values of each row's samples. Raises DataError."""
     import numpy as np
 
     dtypes: dict[str, Any] = {}
     first = True
-    for row in rows:
-        for meta in row:
-            values = samples[meta.ref.whole].values
+    for row, of_row in zip(rows, samples):  # noqa: B905 - Python 3.9
+        for meta, values in zip(row, of_row):  # noqa: B905
             length = tokens_of(values)
             for name, value in values.items():
                 if getattr(value, "ndim", 0) != 1 or len(value) != length:

@@ -155,22 +155,28 @@ class Engine:
     def _collect(self, step: PlannedStep) -> dict[Ref, Sample]:
         """Return the samples of the wanted rows; the feeds forget those that are done with."""
         rows = (row for share in self._shares for row in step.rows[share])
-        mine = {meta.ref.whole for row in rows for meta in row}
+        mine = dict.fromkeys(meta.ref.whole for row in rows for meta in row)
         unplaced = {meta.ref.whole for meta in step.state.carried}
-        self._waiting.update(meta.ref for meta in step.drawn)
-        found = {ref: self._samples[ref] for ref in mine if ref in self._samples}
-        wanted = mine - found.keys()
-        for lane, refs in _by_lane(wanted & self._waiting).items():
+        waiting, held = self._waiting, self._samples
+        waiting.update(meta.ref for meta in step.drawn)
+        found: dict[Ref, Sample] = {}
+        taken: list[Ref] = []
+        before: list[Ref] = []  # drawn before the last seek
+        for ref in mine:
+            if ref in held:
+                found[ref] = held[ref]
+            else:
+                (taken if ref in waiting else before).append(ref)
+        for lane, refs in _by_lane(taken).items():
             found.update((each.meta.ref, each) for each in self._read(lane, refs, taken=True))
-        for lane, refs in _by_lane(wanted - self._waiting).items():  # from before the last seek
+        for lane, refs in _by_lane(before).items():
             found.update((each.meta.ref, each) for each in self._read(lane, refs))
-        self._waiting -= mine
-        for lane, refs in _by_lane(self._waiting - unplaced).items():
+        waiting.difference_update(mine)
+        for lane, refs in _by_lane(waiting - unplaced).items():
             self._feeds[lane].drop(refs)
-        self._waiting &= unplaced
-        self._samples = {
-            ref: sample for ref, sample in {**self._samples, **found}.items() if ref in unplaced
-        }
+        waiting &= unplaced
+        held = {**held, **found}
+        self._samples = {ref: held[ref] for ref in unplaced if ref in held}
         return found
 
     def _read(self, lane: Lane, refs: list[Ref], *, taken: bool = False) -> list[Sample]:
@@ -250,6 +256,10 @@ def _nothing() -> list[tuple[Meta, Position]]:
 
 def _by_lane(refs: Iterable[Ref]) -> dict[Lane, list[Ref]]:
     lanes: dict[Lane, list[Ref]] = {}
-    for ref in sorted(refs):
-        lanes.setdefault((ref.source, ref.lane), []).append(ref)
+    for ref in refs:
+        lane = ref[:2]
+        if lane in lanes:
+            lanes[lane].append(ref)
+        else:
+            lanes[lane] = [ref]
     return lanes

@@ -42,7 +42,12 @@ def parts_of(weights: Any, sources: Sequence[str], where: str) -> dict[str, int]
 
 def choose(parts: Mapping[str, int], credits: Mapping[str, int]) -> str:
     """Return the source that has given least for its weight; ties by weight, then in order."""
-    return max(parts, key=lambda name: (credits[name], parts[name]))
+    chosen, most = "", (-math.inf, 0)
+    for name, part in parts.items():
+        found = (credits[name], part)
+        if found > most:
+            chosen, most = name, found
+    return chosen
 
 
 def book(parts: Mapping[str, int], credits: dict[str, int], name: str, amount: int) -> None:
