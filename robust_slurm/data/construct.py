@@ -55,25 +55,26 @@ def _packed(
 ) -> dict[str, Any]:
     import numpy as np
 
-    values = [[samples[meta.ref.whole].values for meta in row] for row in rows]
-    fields = _fields(rows, values, pack)
+    metas = [meta for row in rows for meta in row]
+    values = [samples[meta.ref.whole].values for meta in metas]
+    fields = _alike(metas, values) or _fields(metas, values, pack)
     fills = {name: _fill(name, dtype, pad) for name, dtype in fields.items()}
     _known(pad, fields)
     batch = {name: make(name, (len(rows), pack), dtype) for name, dtype in fields.items()}
-    positions, documents = (
-        make(name, (len(rows), pack), np.dtype(np.int32)) for name in MADE[:2]
-    )
+    positions, documents = (make(name, (len(rows), pack), np.dtype(np.int32)) for name in MADE[:2])
     pieces: dict[str, list[Any]] = {name: [] for name in fields}
     lengths: list[int] = []  # of the documents, and of each row's padding as one more
     firsts: list[int] = []  # positions of their first tokens in their documents
     numbers: list[int] = []
     padding: list[tuple[int, int]] = []  # of rows that have some: the row, and where it begins
-    for at, (row, of_row) in enumerate(zip(rows, values)):  # noqa: B905 - Python 3.9
+    done = 0
+    for at, row in enumerate(rows):
         own = [meta.tokens for meta in row]
         begins = [meta.ref.piece * pack for meta in row]
         rest = pack - sum(own)
+        here, done = values[done : done + len(row)], done + len(row)
         for name, found in pieces.items():
-            places = zip(of_row, begins, own)  # noqa: B905
+            places = zip(here, begins, own)  # noqa: B905 - Python 3.9
             found += [each[name][begin : begin + n] for each, begin, n in places]
             if rest:
                 found.append(np.full(rest, fills[name], fields[name]))
@@ -99,36 +100,59 @@ def _packed(
     return batch
 
 
+def _alike(metas: Sequence[Meta], values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the arrays' names and dtype if all samples are whole and have arrays of the same
+    names and types, as they nearly always have; else {}: then each is to be looked at."""
+    import numpy as np
+
+    lengths = [meta.tokens for meta in metas]
+    fields: dict[str, Any] = {}
+    if any(meta.ref.piece for meta in metas) or len(set(map(len, values))) != 1:
+        return fields
+    for name in sorted(values[0]):
+        column = [each.get(name) for each in values]
+        if not all(type(value) is np.ndarray for value in column):
+            return {}
+        dtype = column[0].dtype
+        if (
+            name in MADE
+            or not dtype.isnative
+            or list(map(len, column)) != lengths
+            or not all(value.ndim == 1 and value.dtype is dtype for value in column)
+        ):
+            return {}
+        fields[name] = dtype
+    return fields
+
+
 def _fields(
-    rows: Rows, samples: Sequence[Sequence[Mapping[str, Any]]], pack: int
+    metas: Sequence[Meta], samples: Sequence[Mapping[str, Any]], pack: int
 ) -> dict[str, Any]:
-    """Return the arrays' names and a dtype that all samples' values fit in. ``samples``: the
-    values of each row's samples. Raises DataError."""
+    """Return the arrays' names and a dtype that all samples' values fit in. Raises DataError."""
     import numpy as np
 
     dtypes: dict[str, Any] = {}
     first = True
-    for row, of_row in zip(rows, samples):  # noqa: B905 - Python 3.9
-        for meta, values in zip(row, of_row):  # noqa: B905
-            length = tokens_of(values)
-            for name, value in values.items():
-                if getattr(value, "ndim", 0) != 1 or len(value) != length:
-                    raise DataError(
-                        f"{describe(meta)}: {name!r} is no array of one dimension and of {length} "
-                        "tokens, as its others; only such arrays can be packed"
-                    )
-            _as_planned(meta, length, pack)
-            if not first and dtypes.keys() != values.keys():
+    for meta, values in zip(metas, samples):  # noqa: B905 - Python 3.9
+        length = tokens_of(values)
+        for name, value in values.items():
+            if getattr(value, "ndim", 0) != 1 or len(value) != length:
                 raise DataError(
-                    f"{describe(meta)} has {_names(values)}, other samples have {_names(dtypes)}; "
-                    "samples that are packed together need arrays of the same names"
+                    f"{describe(meta)}: {name!r} is no array of one dimension and of {length} "
+                    "tokens, as its others; only such arrays can be packed"
                 )
-            for name, value in values.items():
-                known = dtypes.get(name, value.dtype)
-                if not (known is value.dtype and known.isnative):
-                    known = np.result_type(known, value.dtype)
-                dtypes[name] = known
-            first = False
+        _as_planned(meta, length, pack)
+        if not first and dtypes.keys() != values.keys():
+            raise DataError(
+                f"{describe(meta)} has {_names(values)}, other samples have {_names(dtypes)}; "
+                "samples that are packed together need arrays of the same names"
+            )
+        for name, value in values.items():
+            known = dtypes.get(name, value.dtype)
+            if not (known is value.dtype and known.isnative):
+                known = np.result_type(known, value.dtype)
+            dtypes[name] = known
+        first = False
     if taken := [name for name in MADE if name in dtypes]:
         raise DataError(f"samples have an array {taken[0]!r}; packing makes one of this name")
     return {name: dtypes[name] for name in sorted(dtypes)}
@@ -184,7 +208,8 @@ def _padded(
     for name in sorted(values[0]):
         arrays = [np.asarray(each[name]) for each in values]
         shapes = {array.shape for array in arrays}
-        dtype = np.result_type(*(array.dtype for array in arrays))
+        dtypes = [array.dtype for array in arrays]
+        dtype = np.result_type(*(dtypes if len(set(dtypes)) > 1 else dtypes[:1]))
         if dtype.hasobject or (len(shapes) > 1 and {len(shape) for shape in shapes} != {1}):
             raise DataError(
                 f"{name!r} is not an array of numbers, or differs in shape from sample to sample: "
@@ -197,10 +222,10 @@ def _padded(
             continue
         longest = max(len(array) for array in arrays)
         fill = _fill(name, dtype, pad)
-        batch[name] = make(name, (len(arrays), longest), dtype)
-        for at, array in enumerate(arrays):
-            batch[name][at, : len(array)] = array
-            batch[name][at, len(array) :] = fill
+        batch[name] = made = make(name, (len(arrays), longest), dtype)
+        made[...] = fill
+        for row, array in zip(made, arrays):  # noqa: B905 - Python 3.9
+            row[: len(array)] = array
     if "lengths" not in batch:
         batch["lengths"] = _copied("lengths", np.asarray(lengths, dtype=np.int32), make)
     return batch

@@ -23,7 +23,7 @@ from .lanes.use import SourceUse
 from .planning.planner import PlannedStep, next_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from .lanes.feed import Feed
     from .lanes.position import Position
@@ -194,60 +194,73 @@ class Engine:
                 return found
 
 
+class _LaneHead:
+    """What a feed has given and the planner has not drawn yet."""
+
+    __slots__ = ("at", "feed", "ready", "seen")
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed = feed
+        self.ready: Callable[[], list[tuple[Meta, Position]]] = getattr(feed, "ready", _nothing)
+        self.seen: list[tuple[Meta, Position]] = []
+        self.at = 0
+
+
 class _FeedHeads:
     """The next sample of every lane, of what its feed gives. What the planner has seen of a step
     that came to nothing it is shown again."""
 
     def __init__(self, feeds: Mapping[Lane, Feed], use: SourceUse) -> None:
-        self._feeds = feeds
-        self._ready = {lane: getattr(feed, "ready", _nothing) for lane, feed in feeds.items()}
         self._use = use
-        self._seen: dict[Lane, list[tuple[Meta, Position]]] = {}
-        self._at: dict[Lane, int] = {}
+        self._lanes: dict[str, dict[int, _LaneHead]] = {}
+        for (source, lane), feed in feeds.items():
+            self._lanes.setdefault(source, {})[lane] = _LaneHead(feed)
         self.asked = ""
         """The source that was asked last."""
 
     def seek(self, state: PlanState) -> None:
         """Go on from this state."""
-        lanes = {
-            (name, lane): position
-            for name, each in state.sources.items()
-            for lane, position in enumerate(each.lanes)
-        }
-        if missing := [lane for lane in lanes if lane not in self._feeds]:
-            raise DataError(f"source {missing[0][0]}: nobody reads lane {missing[0][1]}")
-        self._seen = {lane: [] for lane in lanes}
-        self.rewind()
-        for lane, position in lanes.items():
-            self._feeds[lane].seek(position)
+        for name, each in state.sources.items():
+            for lane, position in enumerate(each.lanes):
+                if lane not in self._lanes.get(name, {}):
+                    raise DataError(f"source {name}: nobody reads lane {lane}")
+        for head in self._heads():
+            head.seen, head.at = [], 0
+        for name, each in state.sources.items():
+            for lane, position in enumerate(each.lanes):
+                self._lanes[name][lane].feed.seek(position)
 
     def head(self, source: str, lane: int) -> tuple[Meta, Position]:
         self.asked = source
-        key = (source, lane)
-        seen = self._seen[key]
-        if self._at[key] == len(seen):
-            seen += self._ready[key]() or [self._next(key)]
-        return seen[self._at[key]]
-
-    def _next(self, lane: Lane) -> tuple[Meta, Position]:
-        """Wait for the next sample of a lane."""
-        self._use.waits(lane[0])
-        found = self._feeds[lane].next()
-        self._use.got()
-        return found
+        head = self._lanes[source][lane]
+        if head.at == len(head.seen):
+            head.seen += head.ready() or [self._next(source, head)]
+        return head.seen[head.at]
 
     def advance(self, source: str, lane: int) -> None:
-        self._at[source, lane] += 1
+        self._lanes[source][lane].at += 1
 
     def rewind(self) -> None:
         """Go back to where the last step ended."""
-        self._at = dict.fromkeys(self._seen, 0)
+        for head in self._heads():
+            head.at = 0
 
     def commit(self) -> None:
         """A step ends here."""
-        for lane, at in self._at.items():
-            del self._seen[lane][:at]
-        self.rewind()
+        for head in self._heads():
+            if head.at:
+                del head.seen[: head.at]
+                head.at = 0
+
+    def _next(self, source: str, head: _LaneHead) -> tuple[Meta, Position]:
+        """Wait for the next sample of a lane."""
+        self._use.waits(source)
+        found = head.feed.next()
+        self._use.got()
+        return found
+
+    def _heads(self) -> Iterator[_LaneHead]:
+        return (head for lanes in self._lanes.values() for head in lanes.values())
 
 
 def _nothing() -> list[tuple[Meta, Position]]:

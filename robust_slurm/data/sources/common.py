@@ -162,10 +162,15 @@ class FileSource(ABC):
     def _sample(self, name: str, index: int, raw: Any) -> dict[str, Any] | BadRecord | None:
         try:
             record = self._parsed(raw)
-            values = None if record is None else self._values(name, index, record)
-            if values is None:
+            if record is None:
                 return None
-            values = as_arrays(values)
+            if self._decode is None:
+                values = self._tokens(record)  # an array of their own
+            else:
+                made = self._decoded(name, index, record)
+                if made is None:
+                    return None
+                values = as_arrays(dict(made))
             return None if "tokens" in values and not len(values["tokens"]) else values
         except (DataError, MemoryError):
             raise
@@ -178,18 +183,15 @@ class FileSource(ABC):
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this record's
             return _bad(name, index, error)
 
-    def _values(self, name: str, index: int, record: Any) -> dict[str, Any] | None:
-        if self._decode is None:
-            return self._tokens(record)
+    def _decoded(self, name: str, index: int, record: Any) -> Mapping[str, Any] | None:
+        assert self._decode is not None
         if self._parallel:
-            made = self._decode(record)
-        else:
-            turn.begin(f"{name}: record {index}")
-            try:
-                made = self._decode(record)
-            finally:
-                turn.end()
-        return None if made is None else dict(made)
+            return self._decode(record)
+        turn.begin(f"{name}: record {index}")
+        try:
+            return self._decode(record)
+        finally:
+            turn.end()
 
 
 def _bad(name: str, index: int, error: Exception) -> BadRecord:

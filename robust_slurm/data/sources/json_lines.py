@@ -37,10 +37,11 @@ class JsonLines(FileSource):
     """A source of JSON Lines."""
 
     def _records(self, file: SourceFile, number: int, start: int) -> Iterator[tuple[int, bytes]]:
+        damaged = broken()
         with self.files.open(file) as stored:
             try:
                 yield from enumerate(islice(decompressed(stored, file.name), start, None), start)
-            except broken() as error:
+            except damaged as error:
                 raise Unreadable(str(error)) from error
 
     def _parsed(self, raw: bytes) -> Any:
