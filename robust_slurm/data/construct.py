@@ -57,7 +57,16 @@ def _packed(
 
     metas = [meta for row in rows for meta in row]
     values = [samples[meta.ref.whole].values for meta in metas]
-    fields = _alike(metas, values) or _fields(metas, values, pack)
+    tokens = [meta.tokens for meta in metas]
+    begins = [meta.ref.piece * pack for meta in metas]
+    columns = {} if any(begins) else _alike(values, tokens)
+    if columns:
+        fields = {name: column[0].dtype for name, column in columns.items()}
+    else:
+        fields = _fields(metas, values, pack)
+        places = list(zip(values, begins, tokens))  # noqa: B905 - Python 3.9
+        for name in fields:
+            columns[name] = [each[name][begin : begin + n] for each, begin, n in places]
     fills = {name: _fill(name, dtype, pad) for name, dtype in fields.items()}
     _known(pad, fields)
     batch = {name: make(name, (len(rows), pack), dtype) for name, dtype in fields.items()}
@@ -65,22 +74,20 @@ def _packed(
     pieces: dict[str, list[Any]] = {name: [] for name in fields}
     lengths: list[int] = []  # of the documents, and of each row's padding as one more
     firsts: list[int] = []  # positions of their first tokens in their documents
-    numbers: list[int] = []
+    numbers: list[int] = []  # of the documents in their rows
     padding: list[tuple[int, int]] = []  # of rows that have some: the row, and where it begins
     done = 0
     for at, row in enumerate(rows):
-        own = [meta.tokens for meta in row]
-        begins = [meta.ref.piece * pack for meta in row]
-        rest = pack - sum(own)
-        here, done = values[done : done + len(row)], done + len(row)
+        here = slice(done, done + len(row))
+        done += len(row)
+        rest = pack - sum(tokens[here])
         for name, found in pieces.items():
-            places = zip(here, begins, own)  # noqa: B905 - Python 3.9
-            found += [each[name][begin : begin + n] for each, begin, n in places]
+            found += columns[name][here]
             if rest:
                 found.append(np.full(rest, fills[name], fields[name]))
-        lengths += own
-        firsts += begins
-        numbers += range(len(own))
+        lengths += tokens[here]
+        firsts += begins[here]
+        numbers += range(len(row))
         if rest:
             padding.append((at, pack - rest))
             lengths.append(rest)
@@ -90,8 +97,10 @@ def _packed(
         np.concatenate(found, out=batch[name].reshape(-1))
     ends = np.cumsum(lengths)
     begun = ends - lengths
-    np.subtract(np.arange(ends[-1]), np.repeat(begun - firsts, lengths), out=positions.reshape(-1))
-    documents.reshape(-1)[:] = np.repeat(numbers, lengths)
+    shift = (begun - firsts).astype(np.int32)
+    whole = np.arange(ends[-1], dtype=np.int32)
+    np.subtract(whole, np.repeat(shift, lengths), out=positions.reshape(-1))
+    documents.reshape(-1)[:] = np.repeat(np.asarray(numbers, dtype=np.int32), lengths)
     for at, begin in padding:
         positions[at, begin:] = 0
     batch[MADE[0]], batch[MADE[1]] = positions, documents
@@ -100,29 +109,24 @@ def _packed(
     return batch
 
 
-def _alike(metas: Sequence[Meta], values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the arrays' names and dtype if all samples are whole and have arrays of the same
-    names and types, as they nearly always have; else {}: then each is to be looked at."""
+def _alike(values: Sequence[Mapping[str, Any]], lengths: Sequence[int]) -> dict[str, list[Any]]:
+    """Return the samples' arrays by name if all have arrays of the same names, types and of just
+    these lengths, as they nearly always have; else {}: then each is to be looked at."""
     import numpy as np
 
-    lengths = [meta.tokens for meta in metas]
-    fields: dict[str, Any] = {}
-    if any(meta.ref.piece for meta in metas) or len(set(map(len, values))) != 1:
-        return fields
+    found: dict[str, list[Any]] = {}
+    if len(set(map(len, values))) != 1:
+        return found
     for name in sorted(values[0]):
         column = [each.get(name) for each in values]
-        if not all(type(value) is np.ndarray for value in column):
+        if set(map(type, column)) != {np.ndarray}:
             return {}
         dtype = column[0].dtype
-        if (
-            name in MADE
-            or not dtype.isnative
-            or list(map(len, column)) != lengths
-            or not all(value.ndim == 1 and value.dtype is dtype for value in column)
-        ):
+        same = all([each.dtype is dtype and each.ndim == 1 for each in column])
+        if not same or not dtype.isnative or list(map(len, column)) != lengths or name in MADE:
             return {}
-        fields[name] = dtype
-    return fields
+        found[name] = column
+    return found
 
 
 def _fields(

@@ -234,7 +234,8 @@ class LocalFeed:
         self.lane = lane
         self._budget = budget
         self._reader: _Reader | None = None
-        self._given: dict[Ref, tuple[Meta, Any, int]] = {}
+        self._given: dict[Ref, Sample] = {}
+        self._sizes: dict[Ref, int] = {}  # of those
 
     def seek(self, position: Position) -> None:
         """Go on from ``position``; forget what was read."""
@@ -257,16 +258,17 @@ class LocalFeed:
 
     def _give(self, reader: _Reader, most: int) -> list[tuple[Meta, Position]]:
         metas, values, sizes = reader.next(most)
-        given = self._given
         for (meta, _), each, size in zip(metas, values, sizes):  # noqa: B905 - Python 3.9
-            given[meta.ref] = meta, each, size
+            self._given[meta.ref] = Sample(meta, each)
+            self._sizes[meta.ref] = size
         return metas
 
     def take(self, refs: Iterable[Ref]) -> list[Sample]:
         """Return these samples, of those that ``next`` has given, and forget them."""
-        taken = [self._given.pop(ref.whole) for ref in refs]
-        self._budget.give_back(sum(size for _, _, size in taken))
-        return [Sample(meta, values) for meta, values, _ in taken]
+        names = [ref.whole for ref in refs]
+        taken = list(map(self._given.pop, names))
+        self._budget.give_back(sum(map(self._sizes.pop, names)))
+        return taken
 
     def drop(self, refs: Iterable[Ref]) -> None:
         """Forget these: other nodes' ranks have them."""

@@ -52,6 +52,8 @@ def choose(parts: Mapping[str, int], credits: Mapping[str, int]) -> str:
 
 def book(parts: Mapping[str, int], credits: dict[str, int], name: str, amount: int) -> None:
     """Book ``amount`` (tokens, or samples) that ``name`` has given."""
+    whole = 0
     for each, part in parts.items():
         credits[each] += part * amount
-    credits[name] -= sum(parts.values()) * amount
+        whole += part
+    credits[name] -= whole * amount
