@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from .lanes.feed import Feed
+    from .lanes.local import ReadSamples
     from .lanes.position import Position
     from .plan import Plan
     from .planning.state import PlanState
@@ -94,10 +95,10 @@ class Engine:
         if self._state is None:
             raise DataError("the engine has no state yet: call seek first")
         step = self._plan_step(self._state)
-        self._heads.commit()
+        own = self._heads.commit()
         self._use.drew(step.drawn)
         self._state = None  # until the step is complete: after a failure, seek must be called
-        samples = self._collect(step)
+        samples = self._collect(step, own)
         rows = {}
         for share in self._shares:
             make = None if allocate is None else partial(allocate, share)
@@ -152,20 +153,19 @@ class Engine:
         would make other ones."""
         return self._alone and self._plan.sources[source].options.stalled == "hold back"
 
-    def _collect(self, step: PlannedStep) -> dict[Ref, Sample]:
-        """Return the samples of the wanted rows; the feeds forget those that are done with."""
+    def _collect(self, step: PlannedStep, own: dict[Ref, Sample]) -> dict[Ref, Sample]:
+        """Return the samples of the wanted rows; the feeds forget those that are done with.
+        ``own``: those that were drawn and are here already."""
         rows = (row for share in self._shares for row in step.rows[share])
         mine = dict.fromkeys(meta.ref.whole for row in rows for meta in row)
         unplaced = {meta.ref.whole for meta in step.state.carried}
-        waiting, held = self._waiting, self._samples
-        waiting.update(meta.ref for meta in step.drawn)
-        found: dict[Ref, Sample] = {}
+        waiting = self._waiting
+        waiting.update(meta.ref for meta in step.drawn if meta.ref not in own)
+        found = {**self._samples, **own}
         taken: list[Ref] = []
         before: list[Ref] = []  # drawn before the last seek
         for ref in mine:
-            if ref in held:
-                found[ref] = held[ref]
-            else:
+            if ref not in found:
                 (taken if ref in waiting else before).append(ref)
         for lane, refs in _by_lane(taken).items():
             found.update((each.meta.ref, each) for each in self._read(lane, refs, taken=True))
@@ -175,8 +175,7 @@ class Engine:
         for lane, refs in _by_lane(waiting - unplaced).items():
             self._feeds[lane].drop(refs)
         waiting &= unplaced
-        held = {**held, **found}
-        self._samples = {ref: held[ref] for ref in unplaced if ref in held}
+        self._samples = {ref: found[ref] for ref in unplaced if ref in found}
         return found
 
     def _read(self, lane: Lane, refs: list[Ref], *, taken: bool = False) -> list[Sample]:
@@ -197,13 +196,45 @@ class Engine:
 class _LaneHead:
     """What a feed has given and the planner has not drawn yet."""
 
-    __slots__ = ("at", "feed", "ready", "seen")
+    __slots__ = ("at", "feed", "ready", "samples", "seen", "sizes")
 
     def __init__(self, feed: Feed) -> None:
         self.feed = feed
-        self.ready: Callable[[], list[tuple[Meta, Position]]] = getattr(feed, "ready", _nothing)
+        self.ready: Callable[[], ReadSamples | None] = getattr(feed, "ready", _nothing)
         self.seen: list[tuple[Meta, Position]] = []
+        self.samples: list[Sample | None] = []  # None: the feed has it
+        self.sizes: list[int] = []
         self.at = 0
+
+    def more(self) -> bool:
+        """Add what the feed has read already. Return False if it is to be waited for."""
+        found = self.ready()
+        if found is None:
+            return False
+        self.seen += found.metas
+        self.samples += found.samples
+        self.sizes += found.sizes
+        return True
+
+    def wait(self) -> None:
+        """Wait for one sample."""
+        self.seen.append(self.feed.next())
+        self.samples.append(None)
+        self.sizes.append(0)
+
+    def commit(self) -> list[Sample]:
+        """Forget those that are drawn; return those that are here."""
+        drawn = [each for each in self.samples[: self.at] if each is not None]
+        if drawn:
+            self.feed.give_back(sum(self.sizes[: self.at]))  # type: ignore[attr-defined]
+        del self.seen[: self.at], self.samples[: self.at], self.sizes[: self.at]
+        self.at = 0
+        return drawn
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.at = len(self.seen)
+        self.commit()
 
 
 class _FeedHeads:
@@ -225,7 +256,7 @@ class _FeedHeads:
                 if lane not in self._lanes.get(name, {}):
                     raise DataError(f"source {name}: nobody reads lane {lane}")
         for head in self._heads():
-            head.seen, head.at = [], 0
+            head.clear()
         for name, each in state.sources.items():
             for lane, position in enumerate(each.lanes):
                 self._lanes[name][lane].feed.seek(position)
@@ -233,8 +264,10 @@ class _FeedHeads:
     def head(self, source: str, lane: int) -> tuple[Meta, Position]:
         self.asked = source
         head = self._lanes[source][lane]
-        if head.at == len(head.seen):
-            head.seen += head.ready() or [self._next(source, head)]
+        if head.at == len(head.seen) and not head.more():
+            self._use.waits(source)
+            head.wait()
+            self._use.got()
         return head.seen[head.at]
 
     def advance(self, source: str, lane: int) -> None:
@@ -245,26 +278,20 @@ class _FeedHeads:
         for head in self._heads():
             head.at = 0
 
-    def commit(self) -> None:
-        """A step ends here."""
+    def commit(self) -> dict[Ref, Sample]:
+        """A step ends here. Return the samples that were drawn and are here."""
+        own: dict[Ref, Sample] = {}
         for head in self._heads():
             if head.at:
-                del head.seen[: head.at]
-                head.at = 0
-
-    def _next(self, source: str, head: _LaneHead) -> tuple[Meta, Position]:
-        """Wait for the next sample of a lane."""
-        self._use.waits(source)
-        found = head.feed.next()
-        self._use.got()
-        return found
+                own.update((sample.meta.ref, sample) for sample in head.commit())
+        return own
 
     def _heads(self) -> Iterator[_LaneHead]:
         return (head for lanes in self._lanes.values() for head in lanes.values())
 
 
-def _nothing() -> list[tuple[Meta, Position]]:
-    return []
+def _nothing() -> None:
+    """Give nothing: a feed of another node's lane has no samples here."""
 
 
 def _by_lane(refs: Iterable[Ref]) -> dict[Lane, list[Ref]]:

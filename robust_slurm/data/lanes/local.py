@@ -6,12 +6,10 @@ import math
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
-from robust_slurm.data.arrays import size_of
 from robust_slurm.data.errors import DataError, SourceStalled
 from robust_slurm.data.lanes.budget import ReadClaim
-from robust_slurm.data.sample import Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,9 +18,7 @@ if TYPE_CHECKING:
     from robust_slurm.data.lanes.lane import SourceLane
     from robust_slurm.data.lanes.position import Position
     from robust_slurm.data.lanes.window import LaneWindow
-    from robust_slurm.data.sample import Meta, Ref
-
-    Given = tuple[Meta, Position]
+    from robust_slurm.data.sample import Meta, Ref, Sample
 
 AHEAD = 4096  # samples of a lane that are read ahead at the most, and not of more than two passes
 AT_ONCE = 32  # samples that a feed gives at once, where they are read already
@@ -53,6 +49,14 @@ class _Patience:
         return min(patience - waited, TURN)
 
 
+class ReadSamples(NamedTuple):
+    """Samples of a lane in their order."""
+
+    metas: list[tuple[Meta, Position]]  # with the position after each
+    samples: list[Sample]
+    sizes: list[int]
+
+
 class _Ready:
     """Windows that are read, of which samples are given one after the other."""
 
@@ -69,18 +73,17 @@ class _Ready:
         self._windows.append((window, sizes))
         self._left += len(window)
 
-    def take(self, most: int) -> tuple[list[Given], list[Any], list[int]]:
-        """Return the next samples' metadata, values and sizes: 1 to ``most`` of them."""
+    def take(self, most: int) -> ReadSamples:
+        """Return the next samples: 1 to ``most`` of them."""
         window, sizes = self._windows[0]
         begin, end = self._at, min(self._at + most, len(window))
-        metas, values, sizes = window.metas(begin, end), window.values[begin:end], sizes[begin:end]
-        window.values[begin:end] = [None] * (end - begin)  # they belong to the taker
+        given = ReadSamples(*window.give(begin, end), sizes[begin:end])
         self._left -= end - begin
         if end == len(window):
             self._windows.popleft()
             end = 0
         self._at = end
-        return metas, values, sizes
+        return given
 
     def passes(self) -> int:
         """Return how many passes the last sample is ahead of the first."""
@@ -119,8 +122,8 @@ class _Reader:
         """The samples that are read and not given yet."""
         return len(self._ready)
 
-    def next(self, most: int) -> tuple[list[Given], list[Any], list[int]]:
-        """Return the next samples' metadata, values and sizes: 1 to ``most`` of them."""
+    def next(self, most: int) -> ReadSamples:
+        """Return the next samples: 1 to ``most`` of them."""
         patience: _Patience | None = None
         with self._changed:
             while not self._ready:
@@ -135,8 +138,8 @@ class _Reader:
                 patience = patience or _Patience(self.lane)
                 self._changed.wait(patience.left())
             given = self._ready.take(most)
-            self._charged -= sum(given[2])
-            self._given += len(given[2])
+            self._charged -= sum(given.sizes)
+            self._given += len(given.sizes)
             if self._parked and self._wants_more():
                 self._changed.notify_all()
             return given
@@ -168,7 +171,7 @@ class _Reader:
             began = time.thread_time()
             try:
                 window = self.lane.next_window()
-                sizes = [size_of(values) for values in window.values]
+                sizes = window.sizes()
             except DataError as error:
                 if not self._failed(error):
                     return
@@ -234,8 +237,8 @@ class LocalFeed:
         self.lane = lane
         self._budget = budget
         self._reader: _Reader | None = None
-        self._given: dict[Ref, Sample] = {}
-        self._sizes: dict[Ref, int] = {}  # of those
+        self._given: dict[Ref, tuple[Sample, int]] = {}
+        self._lent = 0  # bytes that ``ready`` has given
 
     def seek(self, position: Position) -> None:
         """Go on from ``position``; forget what was read."""
@@ -249,26 +252,30 @@ class LocalFeed:
         """
         if self._reader is None:
             raise DataError(f"{self.lane.name}: the feed is closed; seek() opens it")
-        return self._give(self._reader, 1)[0]
+        given = self._reader.next(1)
+        self._given[given.metas[0][0].ref] = given.samples[0], given.sizes[0]
+        return given.metas[0]
 
-    def ready(self) -> list[tuple[Meta, Position]]:
-        """Return what the next calls of ``next`` would return without waiting; none or several."""
+    def ready(self) -> ReadSamples | None:
+        """Return what ``next`` and ``take`` would return without waiting: some samples, for which
+        the caller calls ``give_back``. None: there are none."""
         reader = self._reader
-        return [] if reader is None or not reader.ready else self._give(reader, AT_ONCE)
+        if reader is None or not reader.ready:
+            return None
+        given = reader.next(AT_ONCE)
+        self._lent += sum(given.sizes)
+        return given
 
-    def _give(self, reader: _Reader, most: int) -> list[tuple[Meta, Position]]:
-        metas, values, sizes = reader.next(most)
-        for (meta, _), each, size in zip(metas, values, sizes):  # noqa: B905 - Python 3.9
-            self._given[meta.ref] = Sample(meta, each)
-            self._sizes[meta.ref] = size
-        return metas
+    def give_back(self, size: int) -> None:
+        """Free bytes of samples that ``ready`` has given."""
+        self._lent -= size
+        self._budget.give_back(size)
 
     def take(self, refs: Iterable[Ref]) -> list[Sample]:
         """Return these samples, of those that ``next`` has given, and forget them."""
-        names = [ref.whole for ref in refs]
-        taken = list(map(self._given.pop, names))
-        self._budget.give_back(sum(map(self._sizes.pop, names)))
-        return taken
+        taken = [self._given.pop(ref.whole) for ref in refs]
+        self._budget.give_back(sum(size for _, size in taken))
+        return [sample for sample, _ in taken]
 
     def drop(self, refs: Iterable[Ref]) -> None:
         """Forget these: other nodes' ranks have them."""
@@ -286,6 +293,7 @@ class LocalFeed:
             self._reader.stop()
             self._reader = None
         self.drop(list(self._given))
+        self.give_back(self._lent)
 
 
 def _within_patience(lane: SourceLane, read: Callable[[], list[Sample]]) -> list[Sample]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from robust_slurm.data.arrays import tokens_of
+from robust_slurm.data.arrays import size_of, tokens_of
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.sample import Meta, Ref, Sample
 
@@ -33,13 +33,14 @@ class LaneWindow(Sequence["tuple[Sample, Position]"]):
         after: Position,
     ) -> None:
         """``whose``: source and lane. ``place``: pass, turn and part. ``records``: indices in the
-        part. ``taken``: records of the part up to and with each sample, in shuffled order.
-        ``after``: the position after the last sample."""
+        part. ``values``: of each sample; an ``array`` is the tokens of one that has nothing else.
+        ``taken``: records of the part up to and with each sample, in shuffled order. ``after``:
+        the position after the last sample."""
         self.whose = whose
         self.epoch, self.turn, self.part = place
         self.records = records
-        self.values = values
         self.tokens = [tokens_of(each) for each in values]
+        self.values = values
         self.taken = taken
         self.after = after
 
@@ -82,6 +83,16 @@ class LaneWindow(Sequence["tuple[Sample, Position]"]):
         if end == len(self.records):
             made[-1] = (made[-1][0], self.after)
         return made
+
+    def give(self, begin: int, end: int) -> tuple[list[tuple[Meta, Position]], list[Sample]]:
+        """Return some of the samples, and forget their values: they belong to the taker."""
+        metas, values = self.metas(begin, end), self.values[begin:end]
+        self.values[begin:end] = [None] * (end - begin)
+        return metas, [Sample(meta, each) for (meta, _), each in zip(metas, values)]  # noqa: B905
+
+    def sizes(self) -> list[int]:
+        """Return the bytes of each sample's values."""
+        return [size_of(each) for each in self.values]
 
     def clear(self) -> None:
         """Forget the samples: whoever has been given them may free them."""
