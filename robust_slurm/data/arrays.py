@@ -27,20 +27,13 @@ def as_arrays(values: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def of_whole_numbers(value: list[Any] | tuple[Any, ...]) -> Any:
-    """Return a list of whole numbers as int32. Raises TypeError, OverflowError."""
-    import numpy as np
-
-    return np.array(array("i", value))  # quicker than numpy's look at each type
-
-
 def token_ids(value: Any) -> Any:
     """Return a list or array of whole numbers as int32. Raises ValueError."""
     import numpy as np
 
     if isinstance(value, (list, tuple)):
         try:
-            return of_whole_numbers(value)
+            return np.array(array("i", value))  # quicker than numpy's look at each type
         except TypeError:
             raise ValueError('"tokens" is no list of whole numbers') from None
         except OverflowError:
@@ -58,7 +51,7 @@ def _of_list(value: list[Any] | tuple[Any, ...]) -> Any:
     import numpy as np
 
     try:
-        return of_whole_numbers(value)
+        return np.array(array("i", value))
     except OverflowError:
         raise ValueError(BEYOND) from None
     except TypeError:

@@ -16,7 +16,7 @@ from robust_slurm.data.sources.base import BadRecord
 from robust_slurm.data.sources.turn import long_decode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from robust_slurm.data.sources.base import Source
 
@@ -108,7 +108,7 @@ class SourceLane:
                     break
                 run.add(later)
             wanted = wanted[len(run) :]
-            for index, values in self._read(part, record):
+            for index, values in self._read(part, record, self.source.read):
                 if index in run and values is not None and not isinstance(values, BadRecord):
                     ref = Ref(self.name, self.lane, 0, part, index)
                     found[part, index] = Sample(Meta(ref, tokens_of(values)), values)
@@ -154,6 +154,7 @@ class SourceLane:
     ) -> Iterator[tuple[tuple[int, int, int], int, dict[int, Any], Position]]:
         """Yield (epoch, turn, part), number, and values by their index in it, of each window with
         a record, and where the next of them begins. In the files' order, pass after pass."""
+        read = getattr(self.source, "read_quickly", self.source.read)
         sizes = [part.size for part in self.source.parts()]
         epoch, begin = position.epoch, position.turn
         start = position.taken // self.window * self.window
@@ -166,7 +167,7 @@ class SourceLane:
                 first = end = 0  # the records of the window
                 well: list[int] = []  # records that are not counted yet
                 try:
-                    for record, values in self._read(parts[turn], start):
+                    for record, values in self._read(parts[turn], start, read):
                         if isinstance(values, BadRecord):
                             self.tally.add_well(epoch, turn, well)
                             well = []
@@ -196,22 +197,22 @@ class SourceLane:
     def _expect_a_record(self) -> None:
         """Raise DataError if no lane will ever have a sample."""
         for part in range(len(self.source.parts())):
-            for _, values in self._read(part, 0):
+            for _, values in self._read(part, 0, self.source.read):
                 if values is not None and not isinstance(values, BadRecord):
                     return
         raise DataError(f"{self.name}: no sample in {len(self.source.parts())} parts")
 
     def _read(
-        self, part: int, start: int
-    ) -> Iterator[tuple[int, dict[str, object] | BadRecord | None]]:
-        """Read a part from record ``start`` on; open it again after errors of its file system."""
+        self, part: int, start: int, read: Callable[[int, int], Iterator[tuple[int, Any]]]
+    ) -> Iterator[tuple[int, Any]]:
+        """``read`` a part from record ``start`` on; open it again after errors of its file system."""
         name = self.source.parts()[part].name
         tries = 0
         since = time.monotonic()
         while True:
             self._where = name, start
             try:
-                for index, values in self.source.read(part, start):
+                for index, values in read(part, start):
                     start, tries = index + 1, 0
                     if self._tries_again:
                         self._tries_again = False

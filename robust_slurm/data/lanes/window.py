@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from robust_slurm.data.arrays import size_of, tokens_of
+from robust_slurm.data.arrays import OVERHEAD, size_of, tokens_of
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.sample import Meta, Ref, Sample
 
@@ -21,7 +21,10 @@ class LaneWindow(Sequence["tuple[Sample, Position]"]):
     again and again. That alone took a third of the time of small samples (decision 103).
     """
 
-    __slots__ = ("after", "epoch", "part", "records", "taken", "tokens", "turn", "values", "whose")
+    __slots__ = (
+        "after", "epoch", "flat", "part", "records", "starts", "taken", "tokens", "turn", "values",
+        "whose",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -33,13 +36,27 @@ class LaneWindow(Sequence["tuple[Sample, Position]"]):
         after: Position,
     ) -> None:
         """``whose``: source and lane. ``place``: pass, turn and part. ``records``: indices in the
-        part. ``values``: of each sample; an ``array`` is the tokens of one that has nothing else.
-        ``taken``: records of the part up to and with each sample, in shuffled order. ``after``:
+        part. ``values``: a dict of each sample, or a buffer of int32: the tokens of one that has
+        nothing else. These become one array, of which the samples are given views. ``taken``: records of the part up to and with each sample, in shuffled order. ``after``:
         the position after the last sample."""
         self.whose = whose
         self.epoch, self.turn, self.part = place
         self.records = records
-        self.tokens = [tokens_of(each) for each in values]
+        import numpy as np
+
+        self.tokens = [
+            tokens_of(each) if isinstance(each, dict) else len(each) for each in values
+        ]
+        buffers = [each for each in values if not isinstance(each, dict)]
+        self.flat = np.frombuffer(bytearray().join(buffers), dtype=np.int32)
+        self.starts: list[int] = []
+        """Of each sample in ``flat``."""
+        start = 0
+        for at, (each, tokens) in enumerate(zip(values, self.tokens)):  # noqa: B905 - Python 3.9
+            self.starts.append(start)
+            if not isinstance(each, dict):
+                start += tokens
+                values[at] = None
         self.values = values
         self.taken = taken
         self.after = after
@@ -70,7 +87,14 @@ class LaneWindow(Sequence["tuple[Sample, Position]"]):
             return [self[each] for each in range(*at.indices(len(self)))]
         at = range(len(self))[at]
         ((meta, position),) = self.metas(at, at + 1)
-        return Sample(meta, self.values[at]), position
+        return Sample(meta, self._values(at)), position
+
+    def _values(self, at: int) -> dict[str, Any]:
+        values: dict[str, Any] | None = self.values[at]
+        if values is None:
+            start = self.starts[at]
+            return {"tokens": self.flat[start : start + self.tokens[at]]}
+        return values
 
     def metas(self, begin: int, end: int) -> list[tuple[Meta, Position]]:
         """Return the metadata of some of the samples, each with the position after it."""
@@ -86,13 +110,22 @@ class LaneWindow(Sequence["tuple[Sample, Position]"]):
 
     def give(self, begin: int, end: int) -> tuple[list[tuple[Meta, Position]], list[Sample]]:
         """Return some of the samples, and forget their values: they belong to the taker."""
-        metas, values = self.metas(begin, end), self.values[begin:end]
+        metas, flat = self.metas(begin, end), self.flat
+        samples = []
+        columns = (metas, self.values[begin:end], self.starts[begin:end])
+        for (meta, _), values, start in zip(*columns):  # noqa: B905 - Python 3.9
+            if values is None:
+                values = {"tokens": flat[start : start + meta.tokens]}  # noqa: PLW2901
+            samples.append(Sample(meta, values))
         self.values[begin:end] = [None] * (end - begin)
-        return metas, [Sample(meta, each) for (meta, _), each in zip(metas, values)]  # noqa: B905
+        return metas, samples
 
     def sizes(self) -> list[int]:
         """Return the bytes of each sample's values."""
-        return [size_of(each) for each in self.values]
+        return [
+            OVERHEAD + 4 * tokens if values is None else size_of(values)
+            for values, tokens in zip(self.values, self.tokens)  # noqa: B905 - Python 3.9
+        ]
 
     def clear(self) -> None:
         """Forget the samples: whoever has been given them may free them."""

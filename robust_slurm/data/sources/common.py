@@ -65,17 +65,24 @@ class FileSource(ABC):
         self, part: int, start: int = 0
     ) -> Iterator[tuple[int, dict[str, Any] | BadRecord | None]]:
         """Yield (index, decoded record) from record ``start`` of the part on."""
+        for index, found in self.read_quickly(part, start):
+            simple = found is None or isinstance(found, (dict, BadRecord))
+            yield index, found if simple else {"tokens": token_ids(found)}
+
+    def read_quickly(self, part: int, start: int = 0) -> Iterator[tuple[int, Any]]:
+        """Yield what ``read`` does; a sample that is nothing but tokens as a buffer of int32, which
+        is good until the next window of records is read."""
         parts, places = self._found()
         found, (file, number) = parts[part], places[part]
         at = start
-        at_once = self._at_once if self._decode is None else _never
+        quick = self._decode is None
         try:
             for index, raw in self._records(file, number, start):
-                values = at_once(raw)
-                if values is None or not len(values["tokens"]):
-                    yield index, self._sample(found.name, index, raw)
+                tokens = self._at_once(raw) if quick else None
+                if tokens is not None and len(tokens):
+                    yield index, tokens
                 else:
-                    yield index, values
+                    yield index, self._sample(found.name, index, raw)
                 at = index + 1
         except Unreadable as error:
             why = f"the file cannot be read from here on: {error}"
@@ -97,8 +104,9 @@ class FileSource(ABC):
     def _records(self, file: SourceFile, number: int, start: int) -> Iterator[tuple[int, Any]]:
         """Yield (index, record as stored). Raises DataError, OSError, Unreadable."""
 
-    def _at_once(self, raw: Any) -> dict[str, Any] | None:
-        """Return the tokens of a record without a decode, quickly; None: ``_sample`` does it."""
+    def _at_once(self, raw: Any) -> Any:
+        """Return the tokens of a record without a decode as a buffer of int32, quickly; None:
+        ``_sample`` returns them, or says what is wrong."""
         return None
 
     def _parsed(self, raw: Any) -> Any:
@@ -201,10 +209,6 @@ class FileSource(ABC):
             return self._decode(record)
         finally:
             turn.end()
-
-
-def _never(_raw: Any) -> None:
-    """Do nothing at once: every record is decoded."""
 
 
 def _bad(name: str, index: int, error: Exception) -> BadRecord:
