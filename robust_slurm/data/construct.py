@@ -56,9 +56,9 @@ def _packed(
     import numpy as np
 
     metas = [meta for row in rows for meta in row]
-    values = [samples[meta.ref.whole].values for meta in metas]
     tokens = [meta.tokens for meta in metas]
     begins = [meta.ref.piece * pack for meta in metas]
+    values = [samples[meta.ref.whole].values for meta in metas]
     columns = {} if any(begins) else _alike(values, tokens)
     if columns:
         fields = {name: column[0].dtype for name, column in columns.items()}
@@ -122,7 +122,7 @@ def _alike(values: Sequence[Mapping[str, Any]], lengths: Sequence[int]) -> dict[
         if set(map(type, column)) != {np.ndarray}:
             return {}
         dtype = column[0].dtype
-        same = all([each.dtype is dtype and each.ndim == 1 for each in column])
+        same = all(each.dtype is dtype and each.ndim == 1 for each in column)
         if not same or not dtype.isnative or list(map(len, column)) != lengths or name in MADE:
             return {}
         found[name] = column

@@ -160,7 +160,8 @@ class Engine:
         mine = dict.fromkeys(meta.ref.whole for row in rows for meta in row)
         unplaced = {meta.ref.whole for meta in step.state.carried}
         waiting = self._waiting
-        waiting.update(meta.ref for meta in step.drawn if meta.ref not in own)
+        if len(own) < len(step.drawn):
+            waiting.update(meta.ref for meta in step.drawn if meta.ref not in own)
         found = {**self._samples, **own}
         taken: list[Ref] = []
         before: list[Ref] = []  # drawn before the last seek
@@ -252,7 +253,7 @@ class _FeedHeads:
     def seek(self, state: PlanState) -> None:
         """Go on from this state."""
         for name, each in state.sources.items():
-            for lane, position in enumerate(each.lanes):
+            for lane in range(len(each.lanes)):
                 if lane not in self._lanes.get(name, {}):
                     raise DataError(f"source {name}: nobody reads lane {lane}")
         for head in self._heads():
@@ -283,7 +284,7 @@ class _FeedHeads:
         own: dict[Ref, Sample] = {}
         for head in self._heads():
             if head.at:
-                own.update((sample.meta.ref, sample) for sample in head.commit())
+                own.update([(sample.meta.ref, sample) for sample in head.commit()])
         return own
 
     def _heads(self) -> Iterator[_LaneHead]:

@@ -205,7 +205,7 @@ class SourceLane:
     def _read(
         self, part: int, start: int, read: Callable[[int, int], Iterator[tuple[int, Any]]]
     ) -> Iterator[tuple[int, Any]]:
-        """``read`` a part from record ``start`` on; open it again after errors of its file system."""
+        """``read`` a part from ``start`` on; open it again after errors of its file system."""
         name = self.source.parts()[part].name
         tries = 0
         since = time.monotonic()

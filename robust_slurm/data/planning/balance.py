@@ -105,7 +105,7 @@ def _cheapest(cost: Sequence[float], room: Sequence[int], length: int, rate: flo
     for at, left in enumerate(room):
         if left >= length:
             end = cost[at] + rate * left
-            if row < 0 or end < least:
+            if end < least or row < 0:
                 row, least = at, end
     return row
 

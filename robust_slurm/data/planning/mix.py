@@ -42,11 +42,11 @@ def parts_of(weights: Any, sources: Sequence[str], where: str) -> dict[str, int]
 
 def choose(parts: Mapping[str, int], credits: Mapping[str, int]) -> str:
     """Return the source that has given least for its weight; ties by weight, then in order."""
-    chosen, most = "", (-math.inf, 0)
+    chosen, most, widest = "", 0, 0
     for name, part in parts.items():
-        found = (credits[name], part)
-        if found > most:
-            chosen, most = name, found
+        credit = credits[name]
+        if not chosen or credit > most or (credit == most and part > widest):
+            chosen, most, widest = name, credit, part
     return chosen
 
 

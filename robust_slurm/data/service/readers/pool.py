@@ -168,7 +168,9 @@ class ReaderPool:
         parts = self._plan.sources[source].parts()
         return f"{parts[part].name}: record {record}" if 0 <= part < len(parts) else ""
 
-    def _understood(self, lane: DealtLane, message: dict[str, Any], body: bytes) -> LaneWindow | None:
+    def _understood(
+        self, lane: DealtLane, message: dict[str, Any], body: bytes
+    ) -> LaneWindow | None:
         """Return the window of an answer, or raise its error; None: it cannot be sent."""
         key = (lane.name, lane.lane)
         if message["op"] == "cannot":

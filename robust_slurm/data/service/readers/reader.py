@@ -27,8 +27,8 @@ from robust_slurm.frames.json_lines import encode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from robust_slurm.data.plan import Plan
     from robust_slurm.data.lanes.window import LaneWindow
+    from robust_slurm.data.plan import Plan
     from robust_slurm.data.service.readers.places import SharedPlaces
     from robust_slurm.data.sources.base import BadRecord, Source, SourcePart
 
