@@ -40,11 +40,9 @@ class LaneWindow(Sequence["tuple[Sample, Position]"]):
     ) -> None:
         """``whose``: source and lane. ``place``: pass, turn and part. ``records``: indices in the
         part. ``values``: a dict of each sample, or a buffer of int32: the tokens of one that has
-        nothing else. These become one array, of which the samples are given views. ``taken``: records of the part up to and with each sample, in shuffled order. ``after``:
-        the position after the last sample."""
-        self.whose = whose
-        self.epoch, self.turn, self.part = place
-        self.records = records
+        nothing else. These become one array, of which samples are given views. ``taken``: records
+        of the part up to and with each sample, in shuffled order. ``after``: the position after
+        the last sample."""
         import numpy as np
 
         self.tokens = [tokens_of(each) if isinstance(each, dict) else len(each) for each in values]
