@@ -45,6 +45,9 @@ class LaneWindow(Sequence["tuple[Sample, Position]"]):
         the last sample."""
         import numpy as np
 
+        self.whose = whose
+        self.epoch, self.turn, self.part = place
+        self.records = records
         self.tokens = [tokens_of(each) if isinstance(each, dict) else len(each) for each in values]
         buffers = [each for each in values if not isinstance(each, dict)]
         self.flat = np.frombuffer(bytearray().join(buffers), dtype=np.int32)
