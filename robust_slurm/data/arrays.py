@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 BEYOND = "a list has a number beyond 32 bits: return an array of int64"
 OVERHEAD = 256  # bytes of the objects around a value, roughly
@@ -65,7 +68,7 @@ def _of_list(value: list[Any] | tuple[Any, ...]) -> Any:
     return value if made.dtype.kind in "OUS" else made
 
 
-def tokens_of(values: dict[str, Any]) -> int:
+def tokens_of(values: Mapping[str, Any]) -> int:
     """Return the length of "tokens"; without it, that of all one-dimensional arrays, if it is one
     and the same; else 1."""
     if "tokens" in values:

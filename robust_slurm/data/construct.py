@@ -118,7 +118,7 @@ def _alike(values: Sequence[Mapping[str, Any]], lengths: Sequence[int]) -> dict[
     if len(set(map(len, values))) != 1:
         return found
     for name in sorted(values[0]):
-        column = [each.get(name) for each in values]
+        column: list[Any] = [each.get(name) for each in values]
         if set(map(type, column)) != {np.ndarray}:
             return {}
         dtype = column[0].dtype

@@ -159,6 +159,7 @@ class SourceLane:
         epoch, begin = position.epoch, position.turn
         start = position.taken // self.window * self.window
         window: tuple[tuple[int, int, int], int, dict[int, Any]] | None = None
+        samples: dict[int, Any] = {}  # of the window
         while True:
             parts = order.parts_of_lane(sizes, self.seed, self.name, epoch, self.lane, self.lanes)
             empty = (begin, start) == (0, 0)
@@ -184,9 +185,10 @@ class SourceLane:
                             if window is not None:
                                 done, window = window, None
                                 yield *done, Position(epoch, turn, first)
-                            window = (place, number, {})
+                            samples = {}
+                            window = (place, number, samples)
                             empty = False
-                        window[2][record - first] = values
+                        samples[record - first] = values
                 finally:
                     self.tally.add_well(epoch, turn, well)
                 start = 0
