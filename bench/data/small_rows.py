@@ -74,7 +74,7 @@ def opened(spec: dict[str, Any]) -> Any:
 def _ours(root: Path, form: str) -> Any:
     from robust_slurm import data
 
-    read = {JSONL: data.jsonl, PARQUET: data.parquet}[form]
+    read: Any = {JSONL: data.jsonl, PARQUET: data.parquet}[form]
     sources = {name: read(str(root / f"{name}-*.{form}")) for name in MIX}
     return data.Loader(data.Plan(sources, mix=MIX, pack=PACK, batch=ROWS, seed=7))
 
