@@ -267,7 +267,8 @@ class LocalFeed:
         return given
 
     def give_back(self, size: int) -> None:
-        """Free bytes of samples that ``ready`` has given."""
+        """Free bytes of samples that ``ready`` has given since the last ``seek`` or ``close``."""
+        size = min(size, self._lent)
         self._lent -= size
         self._budget.give_back(size)
 

@@ -90,7 +90,7 @@ class ColumnSource(FileSource):
         self._columns = ["tokens"] if columns is None and decode is None else columns
 
     def _at_once(self, raw: dict[str, Any]) -> Any:
-        tokens = raw["tokens"]
+        tokens = raw.get("tokens") if len(raw) == 1 else None  # others may be unfit
         dtype = getattr(tokens, "dtype", None)
         return tokens if dtype is not None and dtype.char == "i" else None
 

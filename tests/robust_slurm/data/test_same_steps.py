@@ -7,13 +7,18 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from corpus_files import FORMATS
 
+from robust_slurm.data.lanes.budget import ReadBudget
+from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.plan import Plan
 from robust_slurm.data.sources.base import BadRecord
 from robust_slurm.data.sources.json_lines import JsonLines, jsonl
-from robust_slurm.data.steps import LocalSteps
+from robust_slurm.data.sources.parquet_files import parquet
+from robust_slurm.data.steps import LocalSteps, opener
 
 ODD = [
     b'{"tokens": [1, 2]}', b"  ", b"{bad", b'{"tokens": []}', b'{"tokens": [1.0, 2]}', b"[1]",
@@ -93,3 +98,28 @@ def test_the_quick_way_takes_no_record_that_the_other_one_does_not(
     monkeypatch.setattr(JsonLines, "_at_once", lambda self, raw: None)
     assert told() == quick
     assert sum(isinstance(values, list) for _, values in quick) == 8  # type: ignore[misc]
+
+
+def test_a_column_that_is_missing_or_unfit_is_a_bad_record(tmp_path: Path) -> None:
+    rows = {"tokens": pa.array([[1, 2], [3]], pa.list_(pa.int32()))}
+    days = pa.array([0, 10_000_000], pa.int32()).cast(pa.date32())  # the second is beyond 9999
+    pq.write_table(pa.table({**rows, "day": days}), tmp_path / "a.parquet")
+    both = parquet(tmp_path / "a.parquet", columns=["tokens", "day"])
+    first, second = (values for _, values in both.read_quickly(0))
+    assert isinstance(first, dict) and isinstance(second, BadRecord) and "day" in second.why
+    ((_, found), *_) = parquet(tmp_path / "a.parquet", columns=["day"]).read_quickly(0)
+    assert isinstance(found, BadRecord) and 'without "tokens"' in found.why
+
+
+def test_what_a_closed_feed_has_given_is_given_back_once(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"tokens": [1, 2, 3]}\n' * 50)
+    plan = Plan({"a": jsonl(tmp_path / "a.jsonl")}, pack=8, batch=2)
+    budget = ReadBudget()
+    feed = opener(plan)(("a", 0), budget)
+    feed.seek(Position())
+    feed.next()
+    given = feed.ready()
+    assert given is not None and sum(given.sizes) > 0
+    feed.close()
+    feed.give_back(sum(given.sizes))
+    assert budget.used == 0
