@@ -14,12 +14,14 @@ from bench.data.exact import exact
 from bench.data.memory import memory
 from bench.data.restart import loader_kill, restart
 from bench.data.sides import say_versions
+from bench.data.small_rows import small_rows
 from bench.data.throughput import throughput, throughput_outside
 
 CASES = {
     "balance": balance,
     "throughput": throughput,
     "throughput_outside": throughput_outside,
+    "small_rows": small_rows,
     "memory": memory,
     "restart": restart,
     "loader_kill": loader_kill,
@@ -39,7 +41,11 @@ QUIET_GOALS = {
     "loader_kill.longest_wait_s": 0.1,
 }
 """The same of metrics and ratios on a machine with nothing else to do."""
-QUIET_LEAST = {"throughput.ours/stateful": 1.0, "throughput_outside.ours/stateful": 1.0}
+QUIET_LEAST = {
+    "throughput.ours/stateful": 1.0,
+    "throughput_outside.ours/stateful": 1.0,
+    "small_rows.ratio": 1.0,
+}
 """The least that each may be there."""
 QUIET = 2.0  # load average of the last minute, before the first case
 

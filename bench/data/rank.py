@@ -24,6 +24,10 @@ from bench.data.corpus import MARK, Corpus, tokenise, tokenise_outside
 def opened(spec: dict[str, Any], corpus: Corpus) -> Any:
     """Return the side's loader; iterating it begins to read."""
     side, rows, workers = spec["side"], spec["rows"], spec["workers"]
+    if "small" in spec:
+        from bench.data import small_rows
+
+        return small_rows.opened(spec)
     if side == "ray":
         from bench.data.ray_side import Documents
 

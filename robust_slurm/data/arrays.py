@@ -65,9 +65,10 @@ def token_ids(value: Any) -> Any:
     found = np.asarray(value)
     if found.ndim != 1 or found.dtype.kind not in "iu":
         raise ValueError('"tokens" is no list of whole numbers')
-    if found.size and (found.min() < -(1 << 31) or found.max() >= 1 << 31):
+    made = found.astype(np.int32)
+    if not np.can_cast(found.dtype, np.int32) and np.count_nonzero(made != found):
         raise ValueError('"tokens" has a number beyond 32 bits')
-    return found.astype(np.int32)
+    return made
 
 
 def _of_list(value: list[Any] | tuple[Any, ...]) -> Any:
@@ -100,11 +101,10 @@ def tokens_of(values: Mapping[str, Any]) -> int:
 
 def size_of(values: dict[str, Any]) -> int:
     """Return about how many bytes of memory the values take."""
-    return sum(_size(value) for value in values.values())
-
-
-def _size(value: Any) -> int:
-    size = getattr(value, "nbytes", None)  # also of a torch.Tensor
-    if size is None:
-        size = len(value) if isinstance(value, (bytes, bytearray, str)) else 0
-    return int(size) + OVERHEAD
+    total = OVERHEAD * len(values)
+    for value in values.values():
+        size = getattr(value, "nbytes", None)  # also of a torch.Tensor
+        if size is None:
+            size = len(value) if isinstance(value, (bytes, bytearray, str)) else 0
+        total += size
+    return int(total)

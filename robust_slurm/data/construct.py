@@ -11,7 +11,6 @@ Packed rows have the arrays of the samples, and three more, named as others name
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from .arrays import as_array, tokens_of
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from .sample import Meta, Sample
 
     Allocate = Callable[[str, "tuple[int, ...]", Any], Any]
-    """Returns an array of this name, shape and dtype; whatever it holds."""
+    """Returns a C-contiguous array of this name, shape and dtype; whatever it holds."""
 
 MADE = ("position_ids", "document_ids", "cu_seqlens")
 
@@ -39,10 +38,9 @@ def construct(
     import numpy as np
 
     make: Allocate = allocate or (lambda _name, shape, dtype: np.empty(shape, dtype))
-    metas = [meta for row in rows for meta in row]
     if plan.pack:
-        arrays = {meta.ref.whole: _arrays(meta, samples) for meta in metas}
-        return _packed(rows, arrays, plan.pack, plan.pad, make)
+        return _packed(rows, samples, plan.pack, plan.pad, make)
+    metas = [meta for row in rows for meta in row]
     if plan.collate is None:
         return _padded([_arrays(meta, samples) for meta in metas], metas, plan.pad, make)
     made = plan.collate([samples[meta.ref.whole].values for meta in metas])
@@ -61,69 +59,113 @@ def _arrays(meta: Meta, samples: Mapping[Any, Sample]) -> Mapping[str, Any]:
 
 
 def _packed(
-    rows: Rows, values: Mapping[Any, Mapping[str, Any]], pack: int, pad: Mapping[str, float],
-    make: Allocate,
-) -> dict[str, Any]:  # fmt: skip
+    rows: Rows, samples: Mapping[Any, Sample], pack: int, pad: Mapping[str, float], make: Allocate
+) -> dict[str, Any]:
     import numpy as np
 
-    shape = (len(rows), pack)
-    fields = _fields(rows, values, pack)
+    metas = [meta for row in rows for meta in row]
+    tokens = [meta.tokens for meta in metas]
+    begins = [meta.ref.piece * pack for meta in metas]
+    values: list[Mapping[str, Any]] = [samples[meta.ref.whole].values for meta in metas]
+    columns = {} if any(begins) else _alike(values, tokens)
+    if columns:
+        fields = {name: column[0].dtype for name, column in columns.items()}
+    else:
+        values = [_arrays(meta, samples) for meta in metas]
+        fields = _fields(metas, values, pack)
+        places = list(zip(values, begins, tokens))  # noqa: B905 - Python 3.9
+        for name in fields:
+            columns[name] = [each[name][begin : begin + n] for each, begin, n in places]
     fills = {name: _fill(name, dtype, pad) for name, dtype in fields.items()}
     _known(pad, fields)
-    batch = {name: make(name, shape, dtype) for name, dtype in fields.items()}
-    positions, documents = (make(name, shape, np.dtype(np.int32)) for name in MADE[:2])
-    bounds: list[int] = []
+    batch = {name: make(name, (len(rows), pack), dtype) for name, dtype in fields.items()}
+    positions, documents = (make(name, (len(rows), pack), np.dtype(np.int32)) for name in MADE[:2])
+    pieces: dict[str, list[Any]] = {name: [] for name in fields}
+    lengths: list[int] = []  # of the documents, and of each row's padding as one more
+    firsts: list[int] = []  # positions of their first tokens in their documents
+    numbers: list[int] = []  # of the documents in their rows
+    padding: list[tuple[int, int]] = []  # of rows that have some: the row, and where it begins
+    done = 0
     for at, row in enumerate(rows):
-        lengths = [meta.tokens for meta in row]
-        firsts = [meta.ref.piece * pack for meta in row]
-        here = [values[meta.ref.whole] for meta in row]
-        *begins, end = 0, *accumulate(lengths)
-        if row:
-            for name, array in batch.items():
-                places = zip(here, firsts, lengths)  # noqa: B905 - Python 3.9
-                pieces = [each[name][first : first + n] for each, first, n in places]
-                np.concatenate(pieces, out=array[at, :end])
-            positions[at, :end] = np.arange(end) + np.repeat(np.subtract(firsts, begins), lengths)
-            documents[at, :end] = np.repeat(np.arange(len(row)), lengths)
-        for name, array in batch.items():
-            array[at, end:] = fills[name]
-        positions[at, end:] = 0
-        documents[at, end:] = -1
-        bounds += [at * pack + begin for begin in (begins if end == pack else [*begins, end])]
-    bounds.append(len(rows) * pack)
+        here = slice(done, done + len(row))
+        done += len(row)
+        rest = pack - sum(tokens[here])
+        for name, found in pieces.items():
+            found += columns[name][here]
+            if rest:
+                found.append(np.full(rest, fills[name], fields[name]))
+        lengths += tokens[here]
+        firsts += begins[here]
+        numbers += range(len(row))
+        if rest:
+            padding.append((at, pack - rest))
+            lengths.append(rest)
+            firsts.append(0)
+            numbers.append(-1)
+    for name, found in pieces.items():
+        np.concatenate(found, out=batch[name].reshape(-1))
+    ends = np.cumsum(lengths)
+    begun = ends - lengths
+    shift = (begun - firsts).astype(np.int32)
+    whole = np.arange(ends[-1], dtype=np.int32)
+    np.subtract(whole, np.repeat(shift, lengths), out=positions.reshape(-1))
+    documents.reshape(-1)[:] = np.repeat(np.asarray(numbers, dtype=np.int32), lengths)
+    for at, begin in padding:
+        positions[at, begin:] = 0
     batch[MADE[0]], batch[MADE[1]] = positions, documents
-    batch[MADE[2]] = _copied(MADE[2], np.asarray(bounds, dtype=np.int32), make)
+    bounds = np.append(begun, ends[-1]).astype(np.int32)
+    batch[MADE[2]] = _copied(MADE[2], bounds, make)
     return batch
 
 
-def _fields(rows: Rows, of: Mapping[Any, Mapping[str, Any]], pack: int) -> dict[str, Any]:
+def _alike(values: Sequence[Mapping[str, Any]], lengths: Sequence[int]) -> dict[str, list[Any]]:
+    """Return the samples' arrays by name if all have arrays of the same names, types and of just
+    these lengths, as they nearly always have; else {}: then each is to be looked at."""
+    import numpy as np
+
+    found: dict[str, list[Any]] = {}
+    if len(set(map(len, values))) != 1:
+        return found
+    for name in sorted(values[0]):
+        column: list[Any] = [each.get(name) for each in values]
+        if set(map(type, column)) != {np.ndarray}:
+            return {}
+        dtype = column[0].dtype
+        same = all(each.dtype is dtype and each.ndim == 1 for each in column)
+        if not same or not dtype.isnative or list(map(len, column)) != lengths or name in MADE:
+            return {}
+        found[name] = column
+    return found
+
+
+def _fields(
+    metas: Sequence[Meta], samples: Sequence[Mapping[str, Any]], pack: int
+) -> dict[str, Any]:
     """Return the arrays' names and a dtype that all samples' values fit in. Raises DataError."""
     import numpy as np
 
     dtypes: dict[str, Any] = {}
     first = True
-    for row in rows:
-        for meta in row:
-            values = of[meta.ref.whole]
-            length = tokens_of(values)
-            for name, value in values.items():
-                if getattr(value, "ndim", 0) != 1 or len(value) != length:
-                    raise DataError(
-                        f"{describe(meta)}: {name!r} is no array of one dimension and of {length} "
-                        "tokens, as its others; only such arrays can be packed"
-                    )
-            _as_planned(meta, length, pack)
-            if not first and dtypes.keys() != values.keys():
+    for meta, values in zip(metas, samples):  # noqa: B905 - Python 3.9
+        length = tokens_of(values)
+        for name, value in values.items():
+            if getattr(value, "ndim", 0) != 1 or len(value) != length:
                 raise DataError(
-                    f"{describe(meta)} has {_names(values)}, other samples have {_names(dtypes)}; "
-                    "samples that are packed together need arrays of the same names"
+                    f"{describe(meta)}: {name!r} is no array of one dimension and of {length} "
+                    "tokens, as its others; only such arrays can be packed"
                 )
-            for name, value in values.items():
-                known = dtypes.get(name, value.dtype)
-                if not (known is value.dtype and known.isnative):
-                    known = np.result_type(known, value.dtype)
-                dtypes[name] = known
-            first = False
+        _as_planned(meta, length, pack)
+        if not first and dtypes.keys() != values.keys():
+            raise DataError(
+                f"{describe(meta)} has {_names(values)}, other samples have {_names(dtypes)}; "
+                "samples that are packed together need arrays of the same names"
+            )
+        for name, value in values.items():
+            known = dtypes.get(name, value.dtype)
+            if not (known is value.dtype and known.isnative):
+                known = np.result_type(known, value.dtype)
+            dtypes[name] = known
+        first = False
     if taken := [name for name in MADE if name in dtypes]:
         raise DataError(f"samples have an array {taken[0]!r}; packing makes one of this name")
     return {name: dtypes[name] for name in sorted(dtypes)}
@@ -177,7 +219,8 @@ def _padded(
     for name in sorted(values[0]):
         arrays = [np.asarray(each[name]) for each in values]
         shapes = {array.shape for array in arrays}
-        dtype = np.result_type(*(array.dtype for array in arrays))
+        dtypes = [array.dtype for array in arrays]
+        dtype = np.result_type(*(dtypes if len(set(dtypes)) > 1 else dtypes[:1]))
         if dtype.hasobject or (len(shapes) > 1 and {len(shape) for shape in shapes} != {1}):
             raise DataError(
                 f"{name!r} is not an array of numbers, or differs in shape from sample to sample: "
@@ -190,10 +233,10 @@ def _padded(
             continue
         longest = max(len(array) for array in arrays)
         fill = _fill(name, dtype, pad)
-        batch[name] = make(name, (len(arrays), longest), dtype)
-        for at, array in enumerate(arrays):
-            batch[name][at, : len(array)] = array
-            batch[name][at, len(array) :] = fill
+        batch[name] = made = make(name, (len(arrays), longest), dtype)
+        made[...] = fill
+        for row, array in zip(made, arrays):  # noqa: B905 - Python 3.9
+            row[: len(array)] = array
     if "lengths" not in batch:
         lengths = np.asarray([meta.tokens for meta in metas], dtype=np.int32)
         batch["lengths"] = _copied("lengths", lengths, make)

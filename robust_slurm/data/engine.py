@@ -25,9 +25,10 @@ from .lanes.use import SourceUse
 from .planning.planner import NoStep, PlannedStep, next_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from .lanes.feed import Feed
+    from .lanes.local import ReadSamples
     from .lanes.position import Position
     from .plan import Plan
     from .planning.state import PlanState
@@ -97,10 +98,10 @@ class Engine:
         if self._state is None:
             raise DataError("the engine has no state yet: call seek first")
         step = self._plan_step(self._state)
-        self._heads.commit()
+        own = self._heads.commit()
         self._use.drew(step.drawn)
         self._state = None  # until the step is complete: after a failure, seek must be called
-        samples = self._collect(step)
+        samples = self._collect(step, own)
         rows = {}
         for share in self._shares:
             make = None if allocate is None else partial(allocate, share)
@@ -182,25 +183,30 @@ class Engine:
         would make other ones."""
         return self._alone and self._plan.sources[source].options.stalled == "hold back"
 
-    def _collect(self, step: PlannedStep) -> dict[Ref, Sample]:
-        """Return the samples of the wanted rows; the feeds forget those that are done with."""
+    def _collect(self, step: PlannedStep, own: dict[Ref, Sample]) -> dict[Ref, Sample]:
+        """Return the samples of the wanted rows; the feeds forget those that are done with.
+        ``own``: those that were drawn and are here already."""
         rows = (row for share in self._shares for row in step.rows[share])
-        mine = {meta.ref.whole for row in rows for meta in row}
+        mine = dict.fromkeys(meta.ref.whole for row in rows for meta in row)
         unplaced = {meta.ref.whole for meta in step.state.carried}
-        self._waiting.update(meta.ref for meta in step.drawn)
-        found = {ref: self._samples[ref] for ref in mine if ref in self._samples}
-        wanted = mine - found.keys()
-        for lane, refs in _by_lane(wanted & self._waiting).items():
+        waiting = self._waiting
+        if len(own) < len(step.drawn):
+            waiting.update(meta.ref for meta in step.drawn if meta.ref not in own)
+        found = {**self._samples, **own}
+        taken: list[Ref] = []
+        before: list[Ref] = []  # drawn before the last seek
+        for ref in mine:
+            if ref not in found:
+                (taken if ref in waiting else before).append(ref)
+        for lane, refs in _by_lane(taken).items():
             found.update((each.meta.ref, each) for each in self._read(lane, refs, taken=True))
-        for lane, refs in _by_lane(wanted - self._waiting).items():  # from before the last seek
+        for lane, refs in _by_lane(before).items():
             found.update((each.meta.ref, each) for each in self._read(lane, refs))
-        self._waiting -= mine
-        for lane, refs in _by_lane(self._waiting - unplaced).items():
+        waiting.difference_update(mine)
+        for lane, refs in _by_lane(waiting - unplaced).items():
             self._feeds[lane].drop(refs)
-        self._waiting &= unplaced
-        self._samples = {
-            ref: sample for ref, sample in {**self._samples, **found}.items() if ref in unplaced
-        }
+        waiting &= unplaced
+        self._samples = {ref: found[ref] for ref in unplaced if ref in found}
         return found
 
     def _read(self, lane: Lane, refs: list[Ref], *, taken: bool = False) -> list[Sample]:
@@ -218,58 +224,113 @@ class Engine:
                 return found
 
 
+class _LaneHead:
+    """What a feed has given and the planner has not drawn yet."""
+
+    __slots__ = ("at", "feed", "ready", "samples", "seen", "sizes")
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed = feed
+        self.ready: Callable[[], ReadSamples | None] = getattr(feed, "ready", _nothing)
+        self.seen: list[tuple[Meta, Position]] = []
+        self.samples: list[Sample | None] = []  # None: the feed has it
+        self.sizes: list[int] = []
+        self.at = 0
+
+    def more(self) -> bool:
+        """Add what the feed has read already. Return False if it is to be waited for."""
+        found = self.ready()
+        if found is None:
+            return False
+        self.seen += found.metas
+        self.samples += found.samples
+        self.sizes += found.sizes
+        return True
+
+    def wait(self) -> None:
+        """Wait for one sample."""
+        self.seen.append(self.feed.next())
+        self.samples.append(None)
+        self.sizes.append(0)
+
+    def commit(self) -> list[Sample]:
+        """Forget those that are drawn; return those that are here."""
+        drawn = [each for each in self.samples[: self.at] if each is not None]
+        if drawn:
+            self.feed.give_back(sum(self.sizes[: self.at]))  # type: ignore[attr-defined]
+        del self.seen[: self.at], self.samples[: self.at], self.sizes[: self.at]
+        self.at = 0
+        return drawn
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.at = len(self.seen)
+        self.commit()
+
+
 class _FeedHeads:
     """The next sample of every lane, of what its feed gives. What the planner has seen of a step
     that came to nothing it is shown again."""
 
     def __init__(self, feeds: Mapping[Lane, Feed], use: SourceUse) -> None:
-        self._feeds = feeds
         self._use = use
-        self._seen: dict[Lane, list[tuple[Meta, Position]]] = {}
-        self._at: dict[Lane, int] = {}
+        self._lanes: dict[str, dict[int, _LaneHead]] = {}
+        for (source, lane), feed in feeds.items():
+            self._lanes.setdefault(source, {})[lane] = _LaneHead(feed)
         self.asked = ""
         """The source that was asked last."""
 
     def seek(self, state: PlanState) -> None:
         """Go on from this state."""
-        lanes = {
-            (name, lane): position
-            for name, each in state.sources.items()
-            for lane, position in enumerate(each.lanes)
-        }
-        if missing := [lane for lane in lanes if lane not in self._feeds]:
-            raise DataError(f"source {missing[0][0]}: nobody reads lane {missing[0][1]}")
-        self._seen = {lane: [] for lane in lanes}
-        self.rewind()
-        for lane, position in lanes.items():
-            self._feeds[lane].seek(position)
+        for name, each in state.sources.items():
+            for lane in range(len(each.lanes)):
+                if lane not in self._lanes.get(name, {}):
+                    raise DataError(f"source {name}: nobody reads lane {lane}")
+        for head in self._heads():
+            head.clear()
+        for name, each in state.sources.items():
+            for lane, position in enumerate(each.lanes):
+                self._lanes[name][lane].feed.seek(position)
 
     def head(self, source: str, lane: int) -> tuple[Meta, Position]:
         self.asked = source
-        key = (source, lane)
-        seen = self._seen[key]
-        if self._at[key] == len(seen):
+        head = self._lanes[source][lane]
+        if head.at == len(head.seen) and not head.more():
             self._use.waits(source)
-            seen.append(self._feeds[key].next())
+            head.wait()
             self._use.got()
-        return seen[self._at[key]]
+        return head.seen[head.at]
 
     def advance(self, source: str, lane: int) -> None:
-        self._at[source, lane] += 1
+        self._lanes[source][lane].at += 1
 
     def rewind(self) -> None:
         """Go back to where the last step ended."""
-        self._at = dict.fromkeys(self._seen, 0)
+        for head in self._heads():
+            head.at = 0
 
-    def commit(self) -> None:
-        """A step ends here."""
-        for lane, at in self._at.items():
-            del self._seen[lane][:at]
-        self.rewind()
+    def commit(self) -> dict[Ref, Sample]:
+        """A step ends here. Return the samples that were drawn and are here."""
+        own: dict[Ref, Sample] = {}
+        for head in self._heads():
+            if head.at:
+                own.update([(sample.meta.ref, sample) for sample in head.commit()])
+        return own
+
+    def _heads(self) -> Iterator[_LaneHead]:
+        return (head for lanes in self._lanes.values() for head in lanes.values())
+
+
+def _nothing() -> None:
+    """Give nothing: a feed of another node's lane has no samples here."""
 
 
 def _by_lane(refs: Iterable[Ref]) -> dict[Lane, list[Ref]]:
     lanes: dict[Lane, list[Ref]] = {}
-    for ref in sorted(refs):
-        lanes.setdefault((ref.source, ref.lane), []).append(ref)
+    for ref in refs:
+        lane = ref[:2]
+        if lane in lanes:
+            lanes[lane].append(ref)
+        else:
+            lanes[lane] = [ref]
     return lanes

@@ -15,7 +15,9 @@ class Feed(Protocol):
     """One lane: its samples' metadata in order, and the samples that this node wants of it.
 
     Local (``lanes/local.py``: a thread reads ahead) or of another node (``exchange/``). All
-    feeds of a lane give the same samples in the same order from the same position.
+    feeds of a lane give the same samples in the same order from the same position. One that has
+    samples in this process may also have ``ready`` and ``give_back``, as LocalFeed: the engine then
+    gets several of them at once.
     """
 
     def seek(self, position: Position) -> None:

@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from robust_slurm.data.arrays import tokens_of
 from robust_slurm.data.errors import DataError, SourceStalled
 from robust_slurm.data.lanes import order, outages
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.lanes.tally import Tally
+from robust_slurm.data.lanes.window import LaneWindow
 from robust_slurm.data.sample import Meta, Ref, Sample
 from robust_slurm.data.sources.base import BadRecord
 from robust_slurm.data.sources.turn import long_decode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from robust_slurm.data.sources.base import Source
 
 PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds before a part is opened again after an error; then the last
 GONE = 10.0  # seconds to wait for a file that is not there
 STOPPED = 10.0  # seconds; a pause that takes so much longer: the job was suspended meanwhile
-
-
-class _RecordWindow(NamedTuple):
-    """Records of one part that are shuffled together."""
-
-    epoch: int
-    turn: int
-    part: int
-    number: int
-    samples: dict[int, Sample]  # by their index in the window
 
 
 class SourceLane:
@@ -55,10 +46,20 @@ class SourceLane:
         self.source, self.name, self.lane, self.lanes = source, name, lane, lanes
         self.seed, self.window = seed, window
         self.tally = Tally(source.options)
-        self.where = "before its first record"
+        self._where: str | tuple[str, int] = "before its first record"
         self.progress = time.monotonic()
         self._tries_again = False  # after an error of its files
         self.seek(Position())
+
+    @property
+    def where(self) -> str:
+        """The place that is read, in words."""
+        where = self._where
+        return where if isinstance(where, str) else f"{where[0]}: record {where[1]}"
+
+    @where.setter
+    def where(self, place: str) -> None:
+        self._where = place
 
     def copy(self) -> SourceLane:
         """Return a lane of the same samples, at the beginning, with the same tally."""
@@ -81,7 +82,7 @@ class SourceLane:
         self._samples = iter(self.next_window())
         return next(self._samples)
 
-    def next_window(self) -> list[tuple[Sample, Position]]:
+    def next_window(self) -> LaneWindow:
         """Return the rest of the window that the position is in, or the next one.
 
         Raises DataError; the next call tries the same window again.
@@ -91,7 +92,7 @@ class SourceLane:
         except BaseException:
             self._windows = self._shuffled(self._ahead)  # a generator that raised has ended
             raise
-        self._ahead = window[-1][1]
+        self._ahead = window.after
         return window
 
     def again(self, refs: Iterable[Ref]) -> list[Sample]:
@@ -107,7 +108,7 @@ class SourceLane:
                     break
                 run.add(later)
             wanted = wanted[len(run) :]
-            for index, values in self._read(part, record):
+            for index, values in self._read(part, record, self.source.read):
                 if index in run and values is not None and not isinstance(values, BadRecord):
                     ref = Ref(self.name, self.lane, 0, part, index)
                     found[part, index] = Sample(Meta(ref, tokens_of(values)), values)
@@ -130,55 +131,66 @@ class SourceLane:
     def close(self) -> None:
         """Give back what the lane has in other processes: nobody reads on."""
 
-    def _shuffled(self, position: Position) -> Iterator[list[tuple[Sample, Position]]]:
+    def _shuffled(self, position: Position) -> Iterator[LaneWindow]:
         """Yield each window in its order, from ``position`` on."""
-        taken = position.taken
-        for window, after in self._in_windows(position):
-            first = window.number * self.window
-            place = (window.epoch, window.turn)
-            begun = taken - first if place == (position.epoch, position.turn) else 0
-            slots = order.window_order(
-                self.window, self.seed, self.name, window.epoch, window.part, window.number
-            )
+        for place, number, values, after in self._in_windows(position):
+            first = number * self.window
+            done = position.taken - first if place[:2] == position[:2] else 0
+            epoch, _, part = place
+            slots = order.window_order(self.window, self.seed, self.name, epoch, part, number)
             given = [
-                (window.samples[index], Position(*place, first + slot + 1))
+                (first + slot + 1, index)
                 for slot, index in enumerate(slots)
-                if slot >= begun and index in window.samples
+                if slot >= done and index in values
             ]
-            window.samples.clear()  # what is given belongs to the taker alone
             if given:
-                given[-1] = (given[-1][0], after)
-                yield given
+                taken, records = [each[0] for each in given], [first + each[1] for each in given]
+                own = [values[index] for _, index in given]
+                values.clear()  # what is given belongs to the taker alone
+                yield LaneWindow((self.name, self.lane), place, records, own, taken, after)
 
-    def _in_windows(self, position: Position) -> Iterator[tuple[_RecordWindow, Position]]:
-        """Yield windows with a record, and where the next of them begins."""
-        window: _RecordWindow | None = None
-        for epoch, turn, part, record, sample in self._in_passes(position):
-            number, index = divmod(record, self.window)
-            if window is None or (epoch, turn, number) != (window[0], window[1], window.number):
-                if window is not None:
-                    yield window, Position(epoch, turn, number * self.window)
-                window = _RecordWindow(epoch, turn, part, number, {})
-            window.samples[index] = sample
-
-    def _in_passes(self, position: Position) -> Iterator[tuple[int, int, int, int, Sample]]:
-        """Yield (epoch, turn, part, record, sample) in the files' order, pass after pass."""
+    def _in_windows(
+        self, position: Position
+    ) -> Iterator[tuple[tuple[int, int, int], int, dict[int, Any], Position]]:
+        """Yield (epoch, turn, part), number, and values by their index in it, of each window with
+        a record, and where the next of them begins. In the files' order, pass after pass."""
+        read = getattr(self.source, "read_quickly", self.source.read)
         sizes = [part.size for part in self.source.parts()]
         epoch, begin = position.epoch, position.turn
         start = position.taken // self.window * self.window
+        window: tuple[tuple[int, int, int], int, dict[int, Any]] | None = None
+        samples: dict[int, Any] = {}  # of the window
         while True:
             parts = order.parts_of_lane(sizes, self.seed, self.name, epoch, self.lane, self.lanes)
             empty = (begin, start) == (0, 0)
             for turn in range(begin, len(parts)):
-                part = parts[turn]
-                for record, values in self._read(part, start):
-                    bad = values if isinstance(values, BadRecord) else None
-                    self.tally.add(epoch, turn, record, bad)
-                    if values is None or isinstance(values, BadRecord):
-                        continue
-                    empty = False
-                    ref = Ref(self.name, self.lane, epoch, part, record)
-                    yield epoch, turn, part, record, Sample(Meta(ref, tokens_of(values)), values)
+                place = (epoch, turn, parts[turn])
+                first = end = 0  # the records of the window
+                well: list[int] = []  # records that are not counted yet
+                try:
+                    for record, values in self._read(parts[turn], start, read):
+                        if isinstance(values, BadRecord):
+                            self.tally.add_well(epoch, turn, well)
+                            well = []
+                            self.tally.add(epoch, turn, record, values)
+                            continue
+                        well.append(record)
+                        if values is None:
+                            continue
+                        if not first <= record < end:
+                            self.tally.add_well(epoch, turn, well)
+                            well = []
+                            number = record // self.window
+                            first, end = number * self.window, (number + 1) * self.window
+                            if window is not None:
+                                done, window = window, None
+                                yield *done, Position(epoch, turn, first)
+                            samples = {}
+                            window = (place, number, samples)
+                            empty = False
+                        samples[record - first] = values
+                finally:
+                    self.tally.add_well(epoch, turn, well)
                 start = 0
             if empty:
                 self._expect_a_record()
@@ -187,28 +199,28 @@ class SourceLane:
     def _expect_a_record(self) -> None:
         """Raise DataError if no lane will ever have a sample."""
         for part in range(len(self.source.parts())):
-            for _, values in self._read(part, 0):
+            for _, values in self._read(part, 0, self.source.read):
                 if values is not None and not isinstance(values, BadRecord):
                     return
         raise DataError(f"{self.name}: no sample in {len(self.source.parts())} parts")
 
     def _read(
-        self, part: int, start: int
-    ) -> Iterator[tuple[int, dict[str, object] | BadRecord | None]]:
-        """Read a part from record ``start`` on; open it again after errors of its file system."""
+        self, part: int, start: int, read: Callable[[int, int], Iterator[tuple[int, Any]]]
+    ) -> Iterator[tuple[int, Any]]:
+        """``read`` a part from ``start`` on; open it again after errors of its file system."""
         name = self.source.parts()[part].name
         tries = 0
         since = time.monotonic()
         while True:
-            self.where = f"{name}: record {start}"
+            self._where = name, start
             try:
-                for index, values in self.source.read(part, start):
+                for index, values in read(part, start):
                     start, tries = index + 1, 0
                     if self._tries_again:
                         self._tries_again = False
                         outages.end(self, self.name)
                     self.progress = time.monotonic()
-                    self.where = f"{name}: record {start}"
+                    self._where = name, start
                     yield index, values
                 return
             except OSError as error:

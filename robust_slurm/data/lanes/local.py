@@ -6,9 +6,8 @@ import math
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from robust_slurm.data.arrays import size_of
 from robust_slurm.data.errors import DataError, SourceStalled
 from robust_slurm.data.lanes.budget import ReadClaim
 
@@ -18,10 +17,11 @@ if TYPE_CHECKING:
     from robust_slurm.data.lanes.budget import ReadBudget
     from robust_slurm.data.lanes.lane import SourceLane
     from robust_slurm.data.lanes.position import Position
+    from robust_slurm.data.lanes.window import LaneWindow
     from robust_slurm.data.sample import Meta, Ref, Sample
 
-
 AHEAD = 4096  # samples of a lane that are read ahead at the most, and not of more than two passes
+AT_ONCE = 32  # samples that a feed gives at once, where they are read already
 TURN = 5.0  # s of a wait between two looks at the time
 
 
@@ -49,6 +49,52 @@ class _Patience:
         return min(patience - waited, TURN)
 
 
+class ReadSamples(NamedTuple):
+    """Samples of a lane in their order."""
+
+    metas: list[tuple[Meta, Position]]  # with the position after each
+    samples: list[Sample]
+    sizes: list[int]
+
+
+class _Ready:
+    """Windows that are read, of which samples are given one after the other."""
+
+    def __init__(self) -> None:
+        self._windows: deque[tuple[LaneWindow, list[int]]] = deque()  # with the samples' sizes
+        self._at = 0  # in the first one
+        self._left = 0
+
+    def __len__(self) -> int:
+        return self._left
+
+    def add(self, window: LaneWindow, sizes: list[int]) -> None:
+        """Add a window, and the size of each of its samples."""
+        self._windows.append((window, sizes))
+        self._left += len(window)
+
+    def take(self, most: int) -> ReadSamples:
+        """Return the next samples: 1 to ``most`` of them."""
+        window, sizes = self._windows[0]
+        begin, end = self._at, min(self._at + most, len(window))
+        given = ReadSamples(*window.give(begin, end), sizes[begin:end])
+        self._left -= end - begin
+        if end == len(window):
+            self._windows.popleft()
+            end = 0
+        self._at = end
+        return given
+
+    def passes(self) -> int:
+        """Return how many passes the last sample is ahead of the first."""
+        return self._windows[-1][0].epoch - self._windows[0][0].epoch
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._windows.clear()
+        self._at = self._left = 0
+
+
 class _Reader:
     """A thread that reads a lane from a position on, as far ahead as the budget allows.
 
@@ -61,7 +107,7 @@ class _Reader:
         self.lane.seek(position)
         self._budget = budget
         self._changed = threading.Condition()
-        self._ready: deque[tuple[Sample, int, Position]] = deque()
+        self._ready = _Ready()
         self._error: DataError | None = None
         self._stopped = self._parked = False
         self._charged = 0  # bytes of the budget that are ready
@@ -71,8 +117,13 @@ class _Reader:
         self._claim = ReadClaim(0, self._begin)
         budget.ask(self._claim)
 
-    def next(self) -> tuple[Sample, int, Position]:
-        """Return the next sample, its size and the position after it."""
+    @property
+    def ready(self) -> int:
+        """The samples that are read and not given yet."""
+        return len(self._ready)
+
+    def next(self, most: int) -> ReadSamples:
+        """Return the next samples: 1 to ``most`` of them."""
         patience: _Patience | None = None
         with self._changed:
             while not self._ready:
@@ -86,9 +137,9 @@ class _Reader:
                     continue
                 patience = patience or _Patience(self.lane)
                 self._changed.wait(patience.left())
-            given = self._ready.popleft()
-            self._charged -= given[1]
-            self._given += 1
+            given = self._ready.take(most)
+            self._charged -= sum(given.sizes)
+            self._given += len(given.sizes)
             if self._parked and self._wants_more():
                 self._changed.notify_all()
             return given
@@ -119,7 +170,8 @@ class _Reader:
                     return
             began = time.thread_time()
             try:
-                window = [(*given, size_of(given[0].values)) for given in self.lane.next_window()]
+                window = self.lane.next_window()
+                sizes = window.sizes()
             except DataError as error:
                 if not self._failed(error):
                     return
@@ -129,14 +181,14 @@ class _Reader:
                 self._failed(made)
                 return
             else:
-                size = sum(each[2] for each in window)
-                tokens = sum(each[0].meta.tokens for each in window)
-                self.lane.tally.spend(tokens, time.thread_time() - began)
+                size = sum(sizes)
+                self.lane.tally.spend(sum(window.tokens), time.thread_time() - began)
                 with self._changed:
                     if self._stopped:
                         return
                     self._error = None
-                    self._ready.extend((sample, size, after) for sample, after, size in window)
+                    self._ready.add(window, sizes)
+                    del window, sizes  # they belong to whoever takes them
                     self._charged += size
                     self._budget.settle(self._claim, size)
                     self._changed.notify_all()
@@ -160,8 +212,7 @@ class _Reader:
     def _wants_more(self) -> bool:
         if not self._ready:
             return True
-        first, last = (self._ready[at][0].meta.ref.epoch for at in (0, -1))
-        return len(self._ready) < AHEAD and last - first < 2
+        return len(self._ready) < AHEAD and self._ready.passes() < 2
 
     def _failed(self, error: DataError) -> bool:
         """Hand the error to the consumer. Return True if the thread tries again."""
@@ -187,6 +238,7 @@ class LocalFeed:
         self._budget = budget
         self._reader: _Reader | None = None
         self._given: dict[Ref, tuple[Sample, int]] = {}
+        self._lent = 0  # bytes that ``ready`` has given
 
     def seek(self, position: Position) -> None:
         """Go on from ``position``; forget what was read."""
@@ -200,9 +252,25 @@ class LocalFeed:
         """
         if self._reader is None:
             raise DataError(f"{self.lane.name}: the feed is closed; seek() opens it")
-        sample, size, position = self._reader.next()
-        self._given[sample.meta.ref] = sample, size
-        return sample.meta, position
+        given = self._reader.next(1)
+        self._given[given.metas[0][0].ref] = given.samples[0], given.sizes[0]
+        return given.metas[0]
+
+    def ready(self) -> ReadSamples | None:
+        """Return what ``next`` and ``take`` would return without waiting: some samples, for which
+        the caller calls ``give_back``. None: there are none."""
+        reader = self._reader
+        if reader is None or not reader.ready:
+            return None
+        given = reader.next(AT_ONCE)
+        self._lent += sum(given.sizes)
+        return given
+
+    def give_back(self, size: int) -> None:
+        """Free bytes of samples that ``ready`` has given since the last ``seek`` or ``close``."""
+        size = min(size, self._lent)
+        self._lent -= size
+        self._budget.give_back(size)
 
     def take(self, refs: Iterable[Ref]) -> list[Sample]:
         """Return these samples, of those that ``next`` has given, and forget them."""
@@ -226,6 +294,7 @@ class LocalFeed:
             self._reader.stop()
             self._reader = None
         self.drop(list(self._given))
+        self.give_back(self._lent)
 
 
 def _within_patience(lane: SourceLane, read: Callable[[], list[Sample]]) -> list[Sample]:

@@ -52,6 +52,15 @@ class Tally:
         if bad is not None:
             self._judge(bad, new)
 
+    def add_well(self, epoch: int, turn: int, records: Sequence[int]) -> None:
+        """Count records of one part that are not bad, in the part's order."""
+        if not records:
+            return
+        new = [record for record in records if (epoch, turn, record) > self._furthest]
+        if new:
+            self._furthest = (epoch, turn, new[-1])
+            self.records += len(new)
+
     def state(self) -> list[int]:
         """Return what another process goes on from."""
         return [self.records, self.bad, *self._furthest]

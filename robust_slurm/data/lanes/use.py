@@ -50,10 +50,17 @@ class SourceUse:
 
     def drew(self, metas: Iterable[Meta]) -> None:
         """Count the samples of a step."""
+        tokens: dict[str, list[int]] = {}
         for meta in metas:
-            sums = self._of(meta.ref.source)
-            sums[0] += 1
-            sums[1] += meta.tokens
+            source = meta.ref.source
+            if source in tokens:
+                tokens[source].append(meta.tokens)
+            else:
+                tokens[source] = [meta.tokens]
+        for source, each in tokens.items():
+            sums = self._of(source)
+            sums[0] += len(each)
+            sums[1] += sum(each)
 
     def sums(self) -> dict[str, Used]:
         """Return the sums so far, those of a wait that has not ended among them."""

@@ -36,9 +36,11 @@ def into_rows(
     it has the most room at the end.) Then to the row of that share, by the same rule. The last
     items go to shares that have none yet: a rank without a sample would have no arrays.
     """
+    order = [*range(first), *sorted(range(first, len(tokens)), key=lambda i: (-costs[i], i))]
+    if shares == 1:
+        return _into_rows_of_one(tokens, costs, order, rows, capacity)
     import numpy as np
 
-    order = [*range(first), *sorted(range(first, len(tokens)), key=lambda i: (-costs[i], i))]
     rest_tokens, rest_cost = sum(tokens), math.fsum(costs)  # sum() differs by Python's version
     cost = [[0.0] * rows for _ in range(shares)]
     room = [[capacity] * rows for _ in range(shares)]
@@ -52,18 +54,15 @@ def into_rows(
         rest_tokens -= length
         rest_cost = max(0.0, rest_cost - price)
         rate = rest_cost / rest_tokens if rest_tokens else 0.0
-        share = 0
-        if shares > 1:  # for all of them numpy is quicker, for the few rows of one it is not
-            ends = np.where(widest >= length, share_cost + rate * share_room, np.inf)
-            share = int(ends.argmin())
+        ends = np.where(widest >= length, share_cost + rate * share_room, np.inf)
+        share = int(ends.argmin())
         if len(order) - done <= len(bare) and share not in bare:
             share = min(bare)
         bare.discard(share)
         if widest[share] < length:
             left.append(item)
             continue
-        found = zip(cost[share], room[share], range(rows))  # noqa: B905 - Python 3.9
-        _, row = min((spent + rate * left, at) for spent, left, at in found if left >= length)
+        row = _cheapest(cost[share], room[share], length, rate)
         cost[share][row] += price
         room[share][row] -= length
         share_cost[share] += price
@@ -73,6 +72,44 @@ def into_rows(
     return Packed(packed, sorted(left))
 
 
+def _into_rows_of_one(
+    tokens: Sequence[int],
+    costs: Sequence[float],
+    order: Sequence[int],
+    rows: int,
+    capacity: int,
+) -> Packed:
+    """Pack items, in this order, into the rows of a single share."""
+    rest_tokens, rest_cost = sum(tokens), math.fsum(costs)
+    cost, room = [0.0] * rows, [capacity] * rows
+    packed: list[list[int]] = [[] for _ in range(rows)]
+    left: list[int] = []
+    for item in order:
+        length, price = tokens[item], costs[item]
+        rest_tokens -= length
+        rest_cost = max(0.0, rest_cost - price)
+        row = _cheapest(cost, room, length, rest_cost / rest_tokens if rest_tokens else 0.0)
+        if row < 0:
+            left.append(item)
+            continue
+        cost[row] += price
+        room[row] -= length
+        packed[row].append(item)
+    return Packed([packed], sorted(left))
+
+
+def _cheapest(cost: Sequence[float], room: Sequence[int], length: int, rate: float) -> int:
+    """Return the row with room for ``length`` tokens that would be cheapest in the end, the first
+    of several; -1: none has room."""
+    row, least = -1, 0.0
+    for at, left in enumerate(room):
+        if left >= length:
+            end = cost[at] + rate * left
+            if end < least or row < 0:
+                row, least = at, end
+    return row
+
+
 def into_groups(costs: Sequence[float], groups: int) -> list[list[int]]:
     """Divide items into ``groups`` of equally many; indices by group. ``groups`` divides them.
 
@@ -80,6 +117,8 @@ def into_groups(costs: Sequence[float], groups: int) -> list[list[int]]:
     partitions; the two with the largest differences are merged, the dear end of one with the
     cheap end of the other, until one is left.
     """
+    if groups == 1:
+        return [list(range(len(costs)))]
     order = sorted(range(len(costs)), key=lambda i: (-costs[i], i))
     heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []
     for number, start in enumerate(range(0, len(order), groups)):

@@ -42,11 +42,18 @@ def parts_of(weights: Any, sources: Sequence[str], where: str) -> dict[str, int]
 
 def choose(parts: Mapping[str, int], credits: Mapping[str, int]) -> str:
     """Return the source that has given least for its weight; ties by weight, then in order."""
-    return max(parts, key=lambda name: (credits[name], parts[name]))
+    chosen, most, widest = "", 0, 0
+    for name, part in parts.items():
+        credit = credits[name]
+        if not chosen or credit > most or (credit == most and part > widest):
+            chosen, most, widest = name, credit, part
+    return chosen
 
 
 def book(parts: Mapping[str, int], credits: dict[str, int], name: str, amount: int) -> None:
     """Book ``amount`` (tokens, or samples) that ``name`` has given."""
+    whole = 0
     for each, part in parts.items():
         credits[each] += part * amount
-    credits[name] -= sum(parts.values()) * amount
+        whole += part
+    credits[name] -= whole * amount

@@ -7,7 +7,7 @@ every process that runs it comes to the same steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from robust_slurm.data.errors import DataError
@@ -83,7 +83,7 @@ def next_step(
     least, ready = drawing.least, drawing.ready
     if drawing.count < least or (held_back and not drawing.full):
         return NoStep(drawing.count, least)
-    costs = [_cost(rules.cost, meta) for meta in ready]
+    costs = _costs(rules.cost, ready)
     if rules.pack:
         packed = into_rows(
             [meta.tokens for meta in ready], costs, drawing.carried,
@@ -162,7 +162,10 @@ class _Drawing:
                 continue
             self.drawn.append(meta)
             pieces = pieces_of(meta, rules.pack, rules.long)
-            amount = sum(piece.tokens for piece in pieces) if rules.pack else 1
+            if len(pieces) == 1:
+                amount = pieces[0].tokens if rules.pack else 1
+            else:
+                amount = sum(piece.tokens for piece in pieces)
             empty = 0 if amount else empty + 1
             if empty > MOST_EMPTY:
                 raise DataError(f"source {name}: {MOST_EMPTY} samples in a row have no token")
@@ -221,13 +224,16 @@ class _Place:
         """
         while epochs is None or self._epoch < epochs:
             earliest = math.inf
-            for step in range(len(self._lanes)):
-                lane = (self._turn + step) % len(self._lanes)
+            lane = self._turn
+            for _ in self._lanes:
                 meta, after = self._heads.head(self._name, lane)
+                this, lane = lane, lane + 1
+                if lane == len(self._lanes):
+                    lane = 0
                 if meta.ref.epoch <= self._epoch:
-                    self._heads.advance(self._name, lane)
-                    self._lanes[lane] = after
-                    self._turn = (lane + 1) % len(self._lanes)
+                    self._heads.advance(self._name, this)
+                    self._lanes[this] = after
+                    self._turn = lane
                     self._drawn += 1
                     return meta
                 earliest = min(earliest, meta.ref.epoch)
@@ -287,12 +293,24 @@ def describe(meta: Meta) -> str:
     return f"source {ref.source}: part {ref.part}, record {ref.record}"
 
 
-def _cost(cost: Callable[[Meta], Any], meta: Meta) -> float:
-    found = cost(meta)
+def _costs(cost: Callable[[Meta], Any], metas: Sequence[Meta]) -> list[float]:
+    """Return the cost of each. Raises DataError."""
+    found = [cost(meta) for meta in metas]
+    try:
+        prices = [float(each) for each in found]
+    except (TypeError, ValueError):
+        prices = [math.nan]
+    if prices and not (min(prices) >= 0 and math.isfinite(math.fsum(prices))):
+        for meta, each in zip(metas, found):  # noqa: B905 - Python 3.9
+            _checked(meta, each)
+    return prices
+
+
+def _checked(meta: Meta, found: Any) -> None:
+    """Raise DataError for a cost that is none."""
     try:
         price = float(found)
     except (TypeError, ValueError):
         price = math.nan
     if not math.isfinite(price) or price < 0:
         raise DataError(f"cost() of {describe(meta)} is {found!r}; return a number >= 0")
-    return price

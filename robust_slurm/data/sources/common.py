@@ -62,12 +62,24 @@ class FileSource(ABC):
         self, part: int, start: int = 0
     ) -> Iterator[tuple[int, dict[str, Any] | BadRecord | None]]:
         """Yield (index, decoded record) from record ``start`` of the part on."""
+        for index, found in self.read_quickly(part, start):
+            simple = found is None or isinstance(found, (dict, BadRecord))
+            yield index, found if simple else {"tokens": token_ids(found)}
+
+    def read_quickly(self, part: int, start: int = 0) -> Iterator[tuple[int, Any]]:
+        """Yield what ``read`` does; a sample that is nothing but tokens as a buffer of int32, which
+        is good until the next window of records is read."""
         parts, places = self._found()
         found, (file, number) = parts[part], places[part]
         at = start
+        quick = self._decode is None
         try:
             for index, raw in self._records(file, number, start):
-                yield index, self._sample(found.name, index, raw)
+                tokens = self._at_once(raw) if quick else None
+                if tokens is not None and len(tokens):
+                    yield index, tokens
+                else:
+                    yield index, self._sample(found.name, index, raw)
                 at = index + 1
         except Unreadable as error:
             why = f"the file cannot be read from here on: {error}"
@@ -93,6 +105,11 @@ class FileSource(ABC):
     @abstractmethod
     def _records(self, file: SourceFile, number: int, start: int) -> Iterator[tuple[int, Any]]:
         """Yield (index, record as stored). Raises DataError, OSError, Unreadable."""
+
+    def _at_once(self, raw: Any) -> Any:
+        """Return the tokens of a record without a decode as a buffer of int32, quickly; None:
+        ``_sample`` returns them, or says what is wrong."""
+        return None
 
     def _parsed(self, raw: Any) -> Any:
         """Return the record that decode is given, or None. Any exception: a bad record."""
@@ -163,7 +180,10 @@ class FileSource(ABC):
     def _sample(self, name: str, index: int, raw: Any) -> dict[str, Any] | BadRecord | None:
         try:
             record = self._parsed(raw)
-            values = None if record is None else self._values(name, index, record)
+            if record is None:
+                return None
+            decoded = self._decode is not None  # else the tokens are an array of their own
+            values = self._decoded(name, index, record) if decoded else self._tokens(record)
             if values is None:
                 return None
             return None if "tokens" in values and not len(values["tokens"]) else values
@@ -178,9 +198,8 @@ class FileSource(ABC):
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this record's
             return _bad(name, index, error)
 
-    def _values(self, name: str, index: int, record: Any) -> dict[str, Any] | None:
-        if self._decode is None:
-            return as_arrays(self._tokens(record))
+    def _decoded(self, name: str, index: int, record: Any) -> dict[str, Any] | None:
+        assert self._decode is not None
         if self._parallel:
             return _arrays(self._decode(record))
         turn.begin(f"{name}: record {index}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -37,11 +38,18 @@ class JsonLines(FileSource):
     """A source of JSON Lines."""
 
     def _records(self, file: SourceFile, number: int, start: int) -> Iterator[tuple[int, bytes]]:
+        damaged = broken()
         with self.files.open(file) as stored:
             try:
                 yield from enumerate(islice(decompressed(stored, file.name), start, None), start)
-            except broken() as error:
+            except damaged as error:
                 raise Unreadable(str(error)) from error
+
+    def _at_once(self, raw: bytes) -> array[int] | None:
+        try:
+            return array("i", _quick()[0](raw)["tokens"])
+        except Exception:  # noqa: BLE001 - _parsed or _tokens raises it again
+            return None
 
     def _parsed(self, raw: bytes) -> Any:
         return None if raw.isspace() else _loads(raw)

@@ -87,6 +87,11 @@ class ColumnSource(FileSource):
         super().__init__(files, decode, parallel, storage_options, options)
         self._columns = ["tokens"] if columns is None and decode is None else columns
 
+    def _at_once(self, raw: dict[str, Any]) -> Any:
+        tokens = raw.get("tokens") if len(raw) == 1 else None  # others may be unfit
+        dtype = getattr(tokens, "dtype", None)
+        return tokens if dtype is not None and dtype.char == "i" else None
+
     def _parsed(self, raw: dict[str, Any]) -> dict[str, Any]:
         for name, value in raw.items():
             if type(value) is Unfit:

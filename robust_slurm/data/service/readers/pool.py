@@ -15,7 +15,7 @@ from robust_slurm.data.exchange.wire import BrokenLine, unpack_samples
 from robust_slurm.data.lanes.budget import READERS
 from robust_slurm.data.lanes.lane import SourceLane
 from robust_slurm.data.lanes.local import LocalFeed
-from robust_slurm.data.lanes.position import Position
+from robust_slurm.data.lanes.window import LaneWindow
 from robust_slurm.data.planning.mix import parts_of
 from robust_slurm.data.service.readers.channel import ReaderGone
 from robust_slurm.data.service.readers.dealing import dealt, lane_loads
@@ -29,13 +29,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from robust_slurm.data.lanes.budget import ReadBudget
+    from robust_slurm.data.lanes.position import Position
     from robust_slurm.data.lanes.tally import Figures, Tally
     from robust_slurm.data.plan import Plan
-    from robust_slurm.data.sample import Sample
     from robust_slurm.data.service.readers.channel import ReaderChannel
 
     Lane = tuple[str, int]
-    Window = list[tuple[Sample, Position]]
 
 COMING = 8  # steps from the one that is made to the one whose mixture lanes are dealt by
 SAME = 3  # deaths at one record: then it is to blame
@@ -87,7 +86,7 @@ class ReaderPool:
             names = list(self._plan.sources)
             self._parts = parts_of(self._plan.mix(step + COMING), names, f"mix({step + COMING})")
 
-    def window(self, lane: DealtLane) -> Window | None:
+    def window(self, lane: DealtLane) -> LaneWindow | None:
         """Return the next window of a lane; None: it is to be read here. Raises DataError."""
         try:
             return self._window(lane)
@@ -115,7 +114,7 @@ class ReaderPool:
 
     # -- inside
 
-    def _window(self, lane: DealtLane) -> Window | None:
+    def _window(self, lane: DealtLane) -> LaneWindow | None:
         key = (lane.name, lane.lane)
         number, places = self._lanes[key], self.staff.places
         seconds = 0.0
@@ -169,7 +168,9 @@ class ReaderPool:
         parts = self._plan.sources[source].parts()
         return f"{parts[part].name}: record {record}" if 0 <= part < len(parts) else ""
 
-    def _understood(self, lane: DealtLane, message: dict[str, Any], body: bytes) -> Window | None:
+    def _understood(
+        self, lane: DealtLane, message: dict[str, Any], body: bytes
+    ) -> LaneWindow | None:
         """Return the window of an answer, or raise its error; None: it cannot be sent."""
         key = (lane.name, lane.lane)
         if message["op"] == "cannot":
@@ -188,7 +189,7 @@ class ReaderPool:
             samples = unpack_samples(key, message["samples"], body)
         except BrokenLine as error:
             raise DataError(f"{lane.where}: a reader's answer: {error}") from error
-        return [(each, Position(*at)) for each, at in zip(samples, message["after"])]  # noqa: B905
+        return LaneWindow.of(samples, message["after"])
 
     def _judge(self, record: str, most: int) -> None:
         """Raise DataError if ``most`` readers have died at a record."""
@@ -244,7 +245,7 @@ class DealtLane(SourceLane):
         """The position at which the next window begins."""
         return self._ahead
 
-    def next_window(self) -> list[tuple[Sample, Position]]:
+    def next_window(self) -> LaneWindow:
         """Return the rest of the window that the position is in, or the next one. Raises
         DataError; the next call tries the same window again."""
         window = self._pool.window(self)
@@ -254,7 +255,7 @@ class DealtLane(SourceLane):
                 return super().next_window()
             finally:
                 self._pool.staff.worked(worked() - began)
-        self.seek(window[-1][1])
+        self.seek(window.after)
         return window
 
     def stuck(self) -> str:

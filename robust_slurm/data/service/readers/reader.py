@@ -27,8 +27,8 @@ from robust_slurm.frames.json_lines import encode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from robust_slurm.data.lanes.window import LaneWindow
     from robust_slurm.data.plan import Plan
-    from robust_slurm.data.sample import Sample
     from robust_slurm.data.service.readers.places import SharedPlaces
     from robust_slurm.data.sources.base import BadRecord, Source, SourcePart
 
@@ -135,7 +135,7 @@ class WindowReader:
             self._keep(user, None)
             self._fail(message, error, lane)
             return
-        self._keep(user, (lane, window[-1][1]))
+        self._keep(user, (lane, window.after))
         window.clear()  # the lane still has the list
         fd = os.memfd_create("robust-window", os.MFD_CLOEXEC)
         try:
@@ -158,18 +158,19 @@ class WindowReader:
         self,
         message: dict[str, Any],
         lane: SourceLane,
-        window: list[tuple[Sample, Position]],
+        window: LaneWindow,
         began: float,
     ) -> tuple[bytes, list[bytes]]:
         """Return a window as a message, and its values' bytes. Raises CannotSend."""
-        samples, body = pack_samples(sample for sample, _ in window)
+        given = list(window)
+        samples, body = pack_samples(sample for sample, _ in given)
         told = encode(
             {
                 "op": "window",
                 "id": message["id"],
                 "fds": 1,
                 "samples": samples,
-                "after": [position for _, position in window],
+                "after": [position for _, position in given],
                 "tally": lane.tally.state(),
                 "busy": time.thread_time() - began,
                 "worked": worked(),

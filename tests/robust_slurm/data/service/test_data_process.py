@@ -77,11 +77,11 @@ def test_a_world_of_another_size_goes_on_with_the_same_process(
     number, rows, _ = alone.next()
     assert (number, rows.keys()) == (2, {0, 1})
     assert plan.numbers.count(2) == 1  # it had been made; others are made meanwhile
-    assert take(alone, 20) == list(range(3, 23))
+    assert take(alone, 40) == list(range(3, 43))
     assert plan.built == [[0, 1]] * 2  # may a source be held back: another world, another answer
     again = rank(1)  # the world has its first size again, and this node one of its ranks
-    again.seek({"step": 21})
-    assert take(again, 12) == list(range(21, 33))
+    again.seek({"step": 41})
+    assert take(again, 12) == list(range(41, 53))
     assert plan.built[2:] == [[1]] and again.next()[1].keys() == {1}
     # It had been made by one rank, that may hold a source back which two may not.
     assert plan.numbers.count(21) == 2
