@@ -48,15 +48,14 @@ class LoaderState(ObjectState):
 
     def _add(self, path: str, tensor: torch.Tensor) -> Encoded:
         """Put a state of a generator, which is a new tensor every time, where the last one was."""
-        name = path[len(self.key) + 1 :]
         if tensor.dtype is torch.uint8 and tensor.is_cpu and tensor.dim() == 1:
-            last = self._kept.get(name)
+            last = self._kept.get(path)
             if last is None or last.shape != tensor.shape:
-                last = self._kept[name] = tensor.clone()
+                last = self._kept[path] = tensor.clone()
             else:
                 last.copy_(tensor)
             tensor = last
-        return self._leaves.add(name, tensor)
+        return self._leaves.add(path, tensor)
 
     def note_epochs(self, epochs: dict[str, int]) -> None:
         """Note the script's counts of epochs at a step that is saved."""
