@@ -191,7 +191,7 @@ class Checkpointer:
                 self._say(text)
             session.save(number)
             for text in self._replaced(caller):
-                session.say(text)
+                self._say(text)
         except Exception as error:  # noqa: BLE001 - a failing save must not end a training
             if not self._closed:
                 self._say(f"step {step} was not saved: {type(error).__name__}: {error}")
