@@ -12,12 +12,14 @@ from operator import is_
 from typing import Any, NamedTuple
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from ..format.layout import Entry, Snapshot
 from ..held import HeldValue
 from .any_world import AnyWorld
 from .assembly import Assembly, Fill, OpenedSnapshot, StateError, Step, run_all
 from .beside import between, comm_hooks, modes
+from .beside.attributes import Attributes
 from .beside.plain_values import PlainValue
 from .leaves import Item, Leaf
 from .loading.epochs import epoch_counts, goes_on, without_counts
@@ -202,9 +204,14 @@ class State:
                     found[section.key] = Glimpse(values, _tensors(section.leaves))
         return found
 
-    def look_at_groups(self) -> dict[str, Any]:
-        """Return the settings in the parameter groups of all optimizers, by name."""
-        found: dict[str, Any] = {}
+    def schedulers(self) -> dict[str, LRScheduler]:
+        """Return the learning-rate schedulers that are given, and that given objects hold."""
+        return {key: each for section in self._all() for key, each in _schedulers_of(section)}
+
+    def look_at_settings(self) -> dict[str, Any]:
+        """Return the settings in the parameter groups of all optimizers, and how often each
+        learning-rate scheduler was stepped, by name."""
+        found: dict[str, Any] = {key: _count(each) for key, each in self.schedulers().items()}
         for section in self._all():
             for group in (
                 section.optimizer.param_groups if isinstance(section, OptimizerState) else ()
@@ -439,7 +446,25 @@ class State:
 def _looks_at_itself(found: object) -> bool:
     """True if its state_dict() is known to call no other code: a scheduler, or our own."""
     ours = type(found).__module__.startswith("robust_slurm.") and type(found) is not HeldValue
-    return ours or isinstance(found, torch.optim.lr_scheduler.LRScheduler)
+    return ours or isinstance(found, LRScheduler)
+
+
+def _schedulers_of(section: Any) -> Iterator[tuple[str, LRScheduler]]:
+    found, inside = getattr(section, "found", None), getattr(section, "attributes", None)
+    if isinstance(found, LRScheduler):
+        yield section.key.replace(".attributes", ""), found
+    elif isinstance(inside, Attributes):
+        for each in inside.sections():
+            yield from _schedulers_of(each)
+    elif isinstance(section, ObjectState):
+        for name, value in list(getattr(found, "__dict__", {}).items()):
+            if isinstance(value, LRScheduler):
+                yield f"{section.key}.{name}", value
+
+
+def _count(scheduler: Any) -> Any:
+    inner = getattr(scheduler, "_schedulers", ())  # of one that is a chain of others
+    return getattr(scheduler, "last_epoch", None), [_count(each) for each in inner]
 
 
 def _setting(value: Any) -> Any:

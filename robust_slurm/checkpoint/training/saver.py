@@ -124,7 +124,7 @@ class Saver:
         if self._client.dead:
             raise RuntimeError(f"the checkpoint store is gone ({self._client.dead})")
         self.last, self._held = step, None
-        self._order.found()
+        self._order.found(step)
         ring = self.room.ring
         # Outside robust-srun nobody reads what does not go to disk.
         in_memory = self._patient and not self.room.on_disk
