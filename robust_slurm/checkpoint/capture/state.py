@@ -279,6 +279,9 @@ class State:
         held = [s for attributes in inside if attributes is not None for s in attributes.sections()]
         if any(hasattr(getattr(s, "found", None), "get_last_lr") for s in (*sections, *held)):
             return []
+        holders = [s for s in sections if isinstance(s, ObjectState) and [*_schedulers_of(s)]]
+        if any("'last_epoch'" in repr(each.get()) for each in holders):
+            return []
         return [
             each.key
             for each in sections

@@ -76,7 +76,7 @@ class Order:
         each = (moved if last is None else moved & last) - between.early
         between.names = between.names.difference(settings) | each
         once = {*self._state.schedulers()} & ((last or set()) - moved - often - between.early)
-        once -= self._named
+        once = set() if self._first else once - self._named
         self._named |= once
         step, self._before = self._before, self._saved
         # What comes before the first step alone says nothing about the steps after it.
@@ -178,7 +178,7 @@ class Order:
     def forget(self) -> None:
         """Compare nothing with an older save(): this one may leave its step out."""
         self.release()
-        self._extra = {}
+        self._extra, self._settings = {}, None
 
     def release(self) -> None:
         """Wait for no gradient any more."""
