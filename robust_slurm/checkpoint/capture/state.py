@@ -20,7 +20,7 @@ from .any_world import AnyWorld
 from .assembly import Assembly, Fill, OpenedSnapshot, StateError, Step, run_all
 from .beside import between, comm_hooks, modes
 from .beside.attributes import Attributes
-from .beside.plain_values import PlainValue
+from .beside.plain_values import PlainValue, live_storages
 from .leaves import Item, Leaf
 from .loading.epochs import epoch_counts, goes_on, without_counts
 from .loading.loader_state import LoaderState
@@ -227,6 +227,17 @@ class State:
         leaves = (leaf for section in self._all() for part in section.leaves for leaf in part)
         items = (leaf.item for leaf in leaves)
         return {item.entry.name: item.tensor for item in items if item.entry.name in names}
+
+    def names_trained_by(self, keys: Collection[str]) -> set[str]:
+        """Return the names of the tensors, as they were last found, that the optimizers under
+        these keys change."""
+        trained = [
+            s.optimizer for s in self._all() if isinstance(s, OptimizerState) and s.key in keys
+        ]
+        there = live_storages(trained)
+        leaves = (leaf for section in self._all() for part in section.leaves for leaf in part)
+        items = (leaf.item for leaf in leaves)
+        return {i.entry.name for i in items if i.tensor.untyped_storage().data_ptr() in there}
 
     def is_recomputed(self, key: str) -> bool:
         """True for an object of ``extra`` that a next step may well change before its optimizer

@@ -55,6 +55,19 @@ class Order:
         self._settings = self._state.look_at_settings()
         self._first, self._saved = False, step
 
+    def switched(self, names: Collection[str]) -> bool:
+        """True if these tensors are of optimizers that were put into another mode (a bool in their
+        ``param_groups``) since save(), as schedule-free ones are: that changes the weights."""
+        before, now = self._settings or {}, self._state.look_at_settings()
+        modes = {
+            name.partition(GROUPS)[0]
+            for name, values in now.items()
+            if GROUPS in name
+            and all(isinstance(each, bool) for each in values)
+            and before.get(name, values) != values
+        }
+        return bool(modes) and {*names} <= self._state.names_trained_by(modes)
+
     def stepping(self) -> list[str]:
         """Compare the settings of all optimizers and schedulers with those of save(), before an
         optimizer steps. Return which schedulers the script steps after some save(), and what the

@@ -80,7 +80,9 @@ class Saver:
         self._guard = Guard(always=options.debug)
         self._order = Order(state)
         self._newest: Copy | None = None
-        self._spoilt = Spoilt(client, self._moments, self._guard, self.room, stats, say)
+        self._spoilt = Spoilt(
+            client, self._moments, self._guard, self.room, stats, say, self._order.switched
+        )
 
     def follow(self, line: int) -> None:
         """Put the next snapshots on this timeline (see ``Snapshot.line``)."""
