@@ -35,6 +35,7 @@ class Between:
 
     def plan(self, saved: Assembly, encoded: Encoded) -> list[Step]:
         """Take the saved names as expected."""
-        names, early = encoded if isinstance(encoded, list) and len(encoded) == 2 else ((), ())
+        known = isinstance(encoded, list) and [*map(type, encoded)] == [list, list]
+        names, early = encoded if known else ((), ())
         self.expected, self.names, self.early = {*names}, {*names}, {*early}
         return []
