@@ -12,13 +12,15 @@ from operator import is_
 from typing import Any, NamedTuple
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from ..format.layout import Entry, Snapshot
 from ..held import HeldValue
 from .any_world import AnyWorld
 from .assembly import Assembly, Fill, OpenedSnapshot, StateError, Step, run_all
 from .beside import between, comm_hooks, modes
-from .beside.plain_values import PlainValue
+from .beside.attributes import Attributes
+from .beside.plain_values import PlainValue, live_storages
 from .leaves import Item, Leaf
 from .loading.epochs import epoch_counts, goes_on, without_counts
 from .loading.loader_state import LoaderState
@@ -202,9 +204,14 @@ class State:
                     found[section.key] = Glimpse(values, _tensors(section.leaves))
         return found
 
-    def look_at_groups(self) -> dict[str, Any]:
-        """Return the settings in the parameter groups of all optimizers, by name."""
-        found: dict[str, Any] = {}
+    def schedulers(self) -> dict[str, LRScheduler]:
+        """Return the learning-rate schedulers that are given, and that given objects hold."""
+        return {key: each for section in self._all() for key, each in _schedulers_of(section)}
+
+    def look_at_settings(self) -> dict[str, Any]:
+        """Return the settings in the parameter groups of all optimizers, and how often each
+        learning-rate scheduler was stepped, by name."""
+        found: dict[str, Any] = {key: _count(each) for key, each in self.schedulers().items()}
         for section in self._all():
             for group in (
                 section.optimizer.param_groups if isinstance(section, OptimizerState) else ()
@@ -220,6 +227,17 @@ class State:
         leaves = (leaf for section in self._all() for part in section.leaves for leaf in part)
         items = (leaf.item for leaf in leaves)
         return {item.entry.name: item.tensor for item in items if item.entry.name in names}
+
+    def names_trained_by(self, keys: Collection[str]) -> set[str]:
+        """Return the names of the tensors, as they were last found, that the optimizers under
+        these keys change."""
+        trained = [
+            s.optimizer for s in self._all() if isinstance(s, OptimizerState) and s.key in keys
+        ]
+        there = live_storages(trained)
+        leaves = (leaf for section in self._all() for part in section.leaves for leaf in part)
+        items = (leaf.item for leaf in leaves)
+        return {i.entry.name for i in items if i.tensor.untyped_storage().data_ptr() in there}
 
     def is_recomputed(self, key: str) -> bool:
         """True for an object of ``extra`` that a next step may well change before its optimizer
@@ -271,6 +289,9 @@ class State:
         inside = [getattr(section, "attributes", None) for section in sections]
         held = [s for attributes in inside if attributes is not None for s in attributes.sections()]
         if any(hasattr(getattr(s, "found", None), "get_last_lr") for s in (*sections, *held)):
+            return []
+        holders = [s for s in sections if isinstance(s, ObjectState) and [*_schedulers_of(s)]]
+        if any("'last_epoch'" in repr(each.get()) for each in holders):
             return []
         return [
             each.key
@@ -439,7 +460,25 @@ class State:
 def _looks_at_itself(found: object) -> bool:
     """True if its state_dict() is known to call no other code: a scheduler, or our own."""
     ours = type(found).__module__.startswith("robust_slurm.") and type(found) is not HeldValue
-    return ours or isinstance(found, torch.optim.lr_scheduler.LRScheduler)
+    return ours or isinstance(found, LRScheduler)
+
+
+def _schedulers_of(section: Any) -> Iterator[tuple[str, LRScheduler]]:
+    found, inside = getattr(section, "found", None), getattr(section, "attributes", None)
+    if isinstance(found, LRScheduler):
+        yield section.key.replace(".attributes", ""), found
+    elif isinstance(inside, Attributes):
+        for each in inside.sections():
+            yield from _schedulers_of(each)
+    elif isinstance(section, ObjectState):
+        for name, value in list(getattr(found, "__dict__", {}).items()):
+            if isinstance(value, LRScheduler):
+                yield f"{section.key}.{name}", value
+
+
+def _count(scheduler: Any) -> Any:
+    inner = getattr(scheduler, "_schedulers", ())  # of one that is a chain of others
+    return getattr(scheduler, "last_epoch", None), [_count(each) for each in inner]
 
 
 def _setting(value: Any) -> Any:

@@ -20,7 +20,7 @@ from ..capture.beside.attributes import optimizers_in
 from ..capture.beside.comm_hooks import hook_states
 from ..capture.beside.plain_values import Extra, PlainValue
 from ..capture.beside.variables import Variables
-from ..capture.sections import has_state
+from ..capture.sections import has_state, kind_of
 from ..capture.state import State
 from ..capture.taken_over import ahead_of
 from ..capture.unsupported import checked
@@ -184,9 +184,9 @@ class Checkpointer:
                 return
             heartbeat._saved_step(number)
             session = self._start()
-            ahead = ahead_of(
-                [self._objects.get("loader"), *self.extra.values()], number, self._began
-            )
+            # Not self.extra.values(): that would count as the script's own look at all of them.
+            read = [o for k, o in self._objects.items() if kind_of(k) in ("loader", "extra")]
+            ahead = ahead_of(read, number, self._began)
             for text in [*self._values.check(self.extra), *ahead]:
                 self._say(text)
             session.save(number)

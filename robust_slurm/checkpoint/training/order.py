@@ -28,7 +28,12 @@ class Order:
         self._versions: dict[str, int] = {}
         """The versions of extra's tensors, by name."""
         self._named: set[str] = set()
-        self._settings: dict[str, Any] | None = None  # of parameter groups, as save() found them
+        self._settings: dict[str, Any] | None = None  # as save() found them
+        self._first = False  # no save() since resume()
+        self._saved = self._before = -1  # the last save(), and the one before
+        self._moved: set[str] | None = None
+        """The settings that changed after the last save() but one; None: it is not known."""
+        self._often: set[str] = set()  # those that did after the one before, too
         self._restored: dict[str, tuple[Glimpse, dict[str, int | None]]] = {}
         self._kept: dict[str, torch.Tensor] = {}  # restored tensors that are to change again
         self._awaited = False  # the first gradient after save()
@@ -37,29 +42,65 @@ class Order:
     def resumed(self) -> None:
         """Note that all optimizer steps are seen from now on."""
         self._used = {}
-        self.found()
-        if expected := {name for name in self._state.between.expected if GROUPS not in name}:
+        self.found(-1)
+        self._first, self._moved = True, {*self._state.between.expected}
+        if expected := self._state.between.expected - {*(self._settings or ())}:
             glimpses = self._state.look_at_extra()
             self._restored = {k: (g, _versions(g)) for k, g in glimpses.items() if k in expected}
             tensors = self._state.tensors_named(expected)
             self._kept = {name: tensor.clone() for name, tensor in tensors.items()}
 
-    def found(self) -> None:
-        """Note the settings of all optimizers, as save() or resume() finds them."""
-        self._settings = self._state.look_at_groups()
+    def found(self, step: int) -> None:
+        """Note the settings of all optimizers and schedulers, as save() or resume() finds them."""
+        self._settings = self._state.look_at_settings()
+        self._first, self._saved = False, step
+
+    def switched(self, names: Collection[str]) -> bool:
+        """True if these tensors are of optimizers that were put into another mode (a bool in their
+        ``param_groups``) since save(), as schedule-free ones are: that changes the weights."""
+        before, now = self._settings or {}, self._state.look_at_settings()
+        modes = {
+            name.partition(GROUPS)[0]
+            for name, values in now.items()
+            if GROUPS in name
+            and all(isinstance(each, bool) for each in values)
+            and before.get(name, values) != values
+        }
+        return bool(modes) and {*names} <= self._state.names_trained_by(modes)
 
     def stepping(self) -> list[str]:
-        """Return what the first step after a resume was to change again and did not. Compare the
-        settings of all optimizers with those of save(), before an optimizer steps."""
+        """Compare the settings of all optimizers and schedulers with those of save(), before an
+        optimizer steps. Return which schedulers the script steps after some save(), and what the
+        first step after a resume was to change again and did not."""
         before, self._settings = self._settings, None
         if before is None:
             return []
+        now = self._state.look_at_settings()
+        moved = {name for name, value in now.items() if before.get(name) != value}
+        return [*self._stepped_late(moved, now.keys()), *self._lost(moved, now.keys())]
+
+    def _stepped_late(self, moved: set[str], settings: Collection[str]) -> list[str]:
+        """Note what changes after each save(): whether that is lost shows after a resume. Name a
+        scheduler that is stepped after one save() and not after the next, as at the end of an
+        epoch: few restarts are from just that step."""
+        between, last, often = self._state.between, self._moved, self._often
+        if self._first:
+            between.early |= moved
+        each = (moved if last is None else moved & last) - between.early
+        between.names = between.names.difference(settings) | each
+        once = {*self._state.schedulers()} & ((last or set()) - moved - often - between.early)
+        once = set() if self._first else once - self._named
+        self._named |= once
+        step, self._before = self._before, self._saved
+        # What comes before the first step alone says nothing about the steps after it.
+        self._moved, self._often = (None if self._first else moved), moved & (last or set())
+        return [_late(once, step, "optimizer step")] if once else []
+
+    def _lost(self, moved: Collection[str], settings: Collection[str]) -> list[str]:
+        """Return what the first step after a resume was to change again and did not."""
         between = self._state.between
-        now = self._state.look_at_groups()
-        changed = {name for name, value in now.items() if before.get(name) != value}
-        between.replace(GROUPS, changed)
         expected, between.expected = between.expected, set()
-        lost = [name for name in expected if GROUPS in name and name not in changed]
+        lost = [name for name in expected if name in settings and name not in moved]
         kept, self._kept = self._kept, {}
         live = self._state.tensors_named(kept) if kept else {}
         lost += [n for n, one in kept.items() if n in live and torch.equal(one, live[n])]
@@ -150,7 +191,7 @@ class Order:
     def forget(self) -> None:
         """Compare nothing with an older save(): this one may leave its step out."""
         self.release()
-        self._extra = {}
+        self._extra, self._settings = {}, None
 
     def release(self) -> None:
         """Wait for no gradient any more."""
@@ -195,10 +236,11 @@ class Order:
         self, now: Mapping[str, Glimpse], saved: Mapping[str, torch.Tensor], until: str
     ) -> list[str]:
         """Report each change of ``extra`` once: the object is not compared again."""
+        early = self._state.between.early
         names = [
             key
             for key, was in self._extra.items()
-            if key not in self._named and _changed(was, now.get(key), saved)
+            if key not in self._named | early and _changed(was, now.get(key), saved)
         ]
         self._named.update(names)
         # Whether a change of these was the end of a step shows after a restart.
@@ -207,10 +249,14 @@ class Order:
         names = [key for key in names if key not in later]
         if not names:
             return []
-        return [
-            f"{some(names)} changed between save({self._step}) and the next {until}. If "
-            f"that was the end of a step, a restart would miss it. {LAST}"
-        ]
+        return [_late(names, self._step, until)]
+
+
+def _late(names: Collection[str], step: int, until: str) -> str:
+    return (
+        f"{some(sorted(names))} changed between save({step}) and the next {until}. If that was the "
+        f"end of a step, a restart would miss it. {LAST}"
+    )
 
 
 def _version(tensor: torch.Tensor) -> int | None:

@@ -80,7 +80,9 @@ class Saver:
         self._guard = Guard(always=options.debug)
         self._order = Order(state)
         self._newest: Copy | None = None
-        self._spoilt = Spoilt(client, self._moments, self._guard, self.room, stats, say)
+        self._spoilt = Spoilt(
+            client, self._moments, self._guard, self.room, stats, say, self._order.switched
+        )
 
     def follow(self, line: int) -> None:
         """Put the next snapshots on this timeline (see ``Snapshot.line``)."""
@@ -124,7 +126,7 @@ class Saver:
         if self._client.dead:
             raise RuntimeError(f"the checkpoint store is gone ({self._client.dead})")
         self.last, self._held = step, None
-        self._order.found()
+        self._order.found(step)
         ring = self.room.ring
         # Outside robust-srun nobody reads what does not go to disk.
         in_memory = self._patient and not self.room.on_disk

@@ -24,7 +24,10 @@ class Spoilt:
         room: SnapshotRoom,
         stats: Stats,
         say: Callable[[str], None],
+        switched: Callable[[Collection[str]], bool],
     ) -> None:
+        """``switched``: see ``Order``."""
+        self._switched = switched
         self._client, self._moments, self._guard = client, moments, guard
         self._room, self._stats, self._say = room, stats, say
 
@@ -70,6 +73,8 @@ class Spoilt:
             # A forward pass changes them, as codebooks, or the script does: a restart will tell.
             self._moments.note_changed(names)
             return
+        if not start and self._switched(names):
+            return  # the mode is saved, and tells after a restart whether that was done again
         self._say(
             f"{start}{some(names)} changed before the next optimizer step. From now on they are "
             "copied inside save(), which takes longer. If that was the end of a step, a restart "

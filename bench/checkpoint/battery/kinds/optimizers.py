@@ -260,9 +260,22 @@ class ScheduleFree(Optimizer):
                 z.sub_(p.grad, alpha=group["lr"])
 
 
-@kind(OPTIMIZER, options=("train", "eval before save", "eval after save"), also=("warned",))
+@kind(OPTIMIZER, options=("train", "eval before save"), variants=4)
 def schedule_free(run: Run) -> Any:
     """Swaps to eval mode around an evaluation at steps 3 and 6."""
+    model = net()
+    optimizer = ScheduleFree(model.parameters())
+
+    def evaluate(step: int) -> None:
+        if step in (3, 6) and run.option != "train":
+            optimizer.swap(False)
+
+    return loop(run, model, optimizer, before=lambda _: optimizer.swap(True), after=evaluate)
+
+
+@kind(OPTIMIZER + r"|model\.", hazard=True, also=("warned",))
+def schedule_free_after_save(run: Run) -> Any:
+    """Swaps there and back between save() and the next step, which rounds the weights."""
     model = net()
     optimizer = ScheduleFree(model.parameters())
 
@@ -270,12 +283,7 @@ def schedule_free(run: Run) -> Any:
         if step in (3, 6):
             optimizer.swap(False)
 
-    moment = {
-        "train": {},
-        "eval before save": {"after": evaluate},
-        "eval after save": {"late": evaluate},
-    }
-    return loop(run, model, optimizer, before=lambda _: optimizer.swap(True), **moment[run.option])
+    return loop(run, model, optimizer, before=lambda _: optimizer.swap(True), late=evaluate)
 
 
 @kind(OPTIMIZER)

@@ -235,3 +235,74 @@ def stepped_by_epochs(run: Run) -> Any:
             scheduler.step()
 
     return loop(run, model, optimizer, late=late, extra={"scheduler": scheduler})
+
+
+@kind(
+    SCHEDULER, options=("each step", "each epoch", "after the backward pass"), variants=6,
+    kills=(2, 4, 5, 8), steps=13,
+)  # fmt: skip
+def stepped_first(run: Run) -> Any:
+    """scheduler.step() before the optimizer's step: a resume does it again."""
+    model = net()
+    optimizer = sgd(model)
+    scheduler = lrs.StepLR(optimizer, 1, 0.7)
+
+    def before(step: int) -> None:
+        if run.option == "each step" or (run.option == "each epoch" and step % 4 == 0):
+            scheduler.step()
+
+    def update(step: int) -> None:
+        if run.option == "after the backward pass":
+            scheduler.step()
+        optimizer.step()
+
+    extra = {"scheduler": scheduler}
+    return loop(run, model, optimizer, before=before, update=update, extra=extra)
+
+
+class Trainer:
+    """Holds what it trains, with a state_dict() of its own."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer, self.epoch = optimizer, 0
+        self.scheduler = lrs.SequentialLR(
+            optimizer, [lrs.LinearLR(optimizer, 0.1, 1, 2), lrs.ExponentialLR(optimizer, 0.5)], [2]
+        )
+
+    def end_epoch(self) -> None:
+        self.epoch += 1
+        self.scheduler.step()
+
+    def state_dict(self) -> Any:
+        return {"epoch": self.epoch, "scheduler": self.scheduler.state_dict()}
+
+    def load_state_dict(self, found: Any) -> None:
+        self.epoch = found["epoch"]
+        self.scheduler.load_state_dict(found["scheduler"])
+
+
+@kind(SCHEDULER + r"|extra\.trainer", hazard=True, also=("warned",), kills=(5, 10), steps=16)
+def trainer_ends_its_epoch_late(run: Run) -> Any:
+    """A trainer with a scheduler ends its epoch of 5 steps after the epoch's last save()."""
+    model = net()
+    optimizer = sgd(model)
+    trainer = Trainer(optimizer)
+    return loop(
+        run, model, optimizer, extra={"trainer": trainer},
+        late=lambda step: trainer.end_epoch() if step % 5 == 4 else None,
+    )  # fmt: skip
+
+
+@kind(r"param_groups|schedul", options=("warm-up", "drops"), variants=6, kills=(4, 5, 6, 7))
+def rate_from_the_step(run: Run) -> Any:
+    """The rate is set from the step before each step: warm-up that ends, or drops at some steps."""
+    model = net()
+    optimizer = sgd(model)
+
+    def before(step: int) -> None:
+        if run.option == "warm-up":
+            optimizer.param_groups[0]["lr"] = 0.2 * min(1.0, (step + 1) / 5)
+        elif step in (4, 6):
+            optimizer.param_groups[0]["lr"] *= 0.5
+
+    return loop(run, model, optimizer, before=before)

@@ -47,7 +47,10 @@ def never_set_again(run: Run) -> Any:
     return [list(model.parameters()), best]
 
 
-@kind(named("ema") + "|" + named("history"), also=("warned",), options=("dict", "list", "tensor"))
+@kind(
+    named("ema") + "|" + named("history"), hazard=True, also=("warned",),
+    options=("dict", "list", "tensor"),
+)  # fmt: skip
 def rebound(run: Run) -> Any:
     """A dict, a list or a tensor that is made anew each step; extra keeps the first."""
     model = net()

@@ -3,11 +3,10 @@
 A learning rate that the script computes anew at each step changes there, and so does a replay
 buffer: after a restart both are changed again, and nothing is lost. What was changed *after* save()
 is lost, and only the first step after a restart tells them apart: there it does not change again.
+What changes before the very first step of a run, too, is changed by the beginning of a step.
 """
 
 from __future__ import annotations
-
-from collections.abc import Collection
 
 from ..assembly import Assembly, Step
 from ..leaves import Leaf
@@ -27,16 +26,16 @@ class Between:
         self.expected: set[str] = set()
         """Of the run that saved the restored state: to change again before the first step."""
 
-    def replace(self, kind: str, names: Collection[str]) -> None:
-        """Set the names that begin with ``kind`` of an optimizer's setting."""
-        self.names = {name for name in self.names if kind not in name} | set(names)
+        self.early: set[str] = set()
+        """Settings of optimizers, and schedulers, that changed before the first step of a run."""
 
     def collect(self) -> Encoded:
         """Return the names, encoded."""
-        return sorted(self.names)
+        return [sorted(self.names), sorted(self.early)]
 
     def plan(self, saved: Assembly, encoded: Encoded) -> list[Step]:
         """Take the saved names as expected."""
-        self.expected = {each for each in encoded or () if isinstance(each, str)}
-        self.names = set(self.expected)
+        known = isinstance(encoded, list) and [*map(type, encoded)] == [list, list]
+        names, early = encoded if known else ((), ())
+        self.expected, self.names, self.early = {*names}, {*names}, {*early}
         return []
