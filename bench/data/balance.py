@@ -47,8 +47,12 @@ class Lengths:
         meta = Meta(Ref(source, lane, epoch, 0, record), self._lengths[source][record])
         return meta, Position(*divmod(self._at[source] + 1, LANE), 0)
 
-    def advance(self, source: str, lane: int) -> None:
+    def take(self, source: str, lane: int, epoch: int) -> tuple[Meta, Position] | int:
+        found = self.head(source, lane)
+        if found[0].ref.epoch > epoch:
+            return found[0].ref.epoch
         self._at[source] += 1
+        return found
 
 
 def planned(ranks: int, steps: int, seed: int = 0) -> tuple[list[PlannedStep], list[float]]:

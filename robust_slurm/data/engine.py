@@ -187,7 +187,8 @@ class Engine:
         """Return the samples of the wanted rows; the feeds forget those that are done with.
         ``own``: those that were drawn and are here already."""
         rows = (row for share in self._shares for row in step.rows[share])
-        mine = dict.fromkeys(meta.ref.whole for row in rows for meta in row)
+        refs = [meta.ref for row in rows for meta in row]
+        mine = [ref.whole if ref.piece else ref for ref in refs]
         unplaced = {meta.ref.whole for meta in step.state.carried}
         waiting = self._waiting
         if len(own) < len(step.drawn):
@@ -195,14 +196,14 @@ class Engine:
         found = {**self._samples, **own}
         taken: list[Ref] = []
         before: list[Ref] = []  # drawn before the last seek
-        for ref in mine:
-            if ref not in found:
-                (taken if ref in waiting else before).append(ref)
+        for ref in dict.fromkeys([ref for ref in mine if ref not in found]):
+            (taken if ref in waiting else before).append(ref)
         for lane, refs in _by_lane(taken).items():
             found.update((each.meta.ref, each) for each in self._read(lane, refs, taken=True))
         for lane, refs in _by_lane(before).items():
             found.update((each.meta.ref, each) for each in self._read(lane, refs))
-        waiting.difference_update(mine)
+        if waiting:
+            waiting.difference_update(mine)
         for lane, refs in _by_lane(waiting - unplaced).items():
             self._feeds[lane].drop(refs)
         waiting &= unplaced
@@ -278,7 +279,7 @@ class _FeedHeads:
         for (source, lane), feed in feeds.items():
             self._lanes.setdefault(source, {})[lane] = _LaneHead(feed)
         self.asked = ""
-        """The source that was asked last."""
+        """The source that was waited for last."""
 
     def seek(self, state: PlanState) -> None:
         """Go on from this state."""
@@ -293,16 +294,23 @@ class _FeedHeads:
                 self._lanes[name][lane].feed.seek(position)
 
     def head(self, source: str, lane: int) -> tuple[Meta, Position]:
-        self.asked = source
         head = self._lanes[source][lane]
         if head.at == len(head.seen) and not head.more():
+            self.asked = source
             self._use.waits(source)
             head.wait()
             self._use.got()
         return head.seen[head.at]
 
-    def advance(self, source: str, lane: int) -> None:
-        self._lanes[source][lane].at += 1
+    def take(self, source: str, lane: int, epoch: int) -> tuple[Meta, Position] | int:
+        head = self._lanes[source][lane]
+        at, seen = head.at, head.seen
+        found = seen[at] if at < len(seen) else self.head(source, lane)
+        its = found[0].ref.epoch
+        if its > epoch:
+            return its
+        head.at = at + 1
+        return found
 
     def rewind(self) -> None:
         """Go back to where the last step ended."""

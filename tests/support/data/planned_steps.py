@@ -25,8 +25,12 @@ class Listed:
         after = Position(epoch + 1) if last else Position(epoch, 0, taken + 1)
         return Meta(Ref(source, lane, epoch, lane, taken), lengths[taken]), after
 
-    def advance(self, source: str, lane: int) -> None:
-        self.at[source, lane] = self.head(source, lane)[1]
+    def take(self, source: str, lane: int, epoch: int) -> tuple[Meta, Position] | int:
+        found = self.head(source, lane)
+        if found[0].ref.epoch > epoch:
+            return found[0].ref.epoch
+        self.at[source, lane] = found[1]
+        return found
 
 
 def rules(**other: Any) -> Rules:

@@ -109,8 +109,8 @@ def test_a_lane_without_a_sample_in_very_many_passes_is_no_endless_loop() -> Non
         def head(self, source: str, lane: int) -> tuple[Meta, Position]:
             return Meta(Ref(source, lane, 1 << 61, 0, 0), 8), Position(1 << 61)
 
-        def advance(self, source: str, lane: int) -> None:
-            pass
+        def take(self, source: str, lane: int, epoch: int) -> tuple[Meta, Position] | int:
+            return self.head(source, lane) if epoch >= 1 << 61 else 1 << 61
 
     step = next_step(rules(), first_state({"a": 2, "b": 2}), Late())
     assert isinstance(step, PlannedStep) and step.state.sources["a"].epoch == 1 << 61
