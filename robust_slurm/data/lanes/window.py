@@ -89,8 +89,10 @@ class LaneWindow(Sequence["tuple[Sample, Position]"]):
         if isinstance(at, slice):
             return [self[each] for each in range(*at.indices(len(self)))]
         at = range(len(self))[at]
-        ((meta, position),) = self.metas(at, at + 1)
-        return Sample(meta, self._values(at)), position
+        (meta,) = self.metas(at, at + 1)
+        turn, taken = self.turn, self.places(at, at + 1)[0]
+        after = Position(self.epoch, turn, taken) if isinstance(taken, int) else taken
+        return Sample(meta, self._values(at)), after
 
     def _values(self, at: int) -> dict[str, Any]:
         values: dict[str, Any] | None = self.values[at]
@@ -99,19 +101,21 @@ class LaneWindow(Sequence["tuple[Sample, Position]"]):
             return {"tokens": self.flat[start : start + self.tokens[at]]}
         return values
 
-    def metas(self, begin: int, end: int) -> list[tuple[Meta, Position]]:
-        """Return the metadata of some of the samples, each with the position after it."""
-        (source, lane), epoch, turn, part = self.whose, self.epoch, self.turn, self.part
-        same = map(repeat, (source, lane, epoch, part))
-        names = zip(*same, self.records[begin:end], repeat(0))  # noqa: B905 - Python 3.9
-        metas = map(_new, repeat(Meta), zip(map(_new, repeat(Ref), names), self.tokens[begin:end]))  # noqa: B905
-        places = zip(repeat(epoch), repeat(turn), self.taken[begin:end])  # noqa: B905
-        made = list(zip(metas, map(_new, repeat(Position), places)))  # noqa: B905
+    def places(self, begin: int, end: int) -> list[int | Position]:
+        """Return where some of the samples end: ``taken``; of the window's last one ``after``."""
+        found: list[int | Position] = [*self.taken[begin:end]]
         if end == len(self.records):
-            made[-1] = (made[-1][0], self.after)
-        return made
+            found[-1] = self.after
+        return found
 
-    def give(self, begin: int, end: int) -> tuple[list[tuple[Meta, Position]], list[Sample]]:
+    def metas(self, begin: int, end: int) -> list[Meta]:
+        """Return the metadata of some of the samples."""
+        same = map(repeat, (*self.whose, self.epoch, self.part))
+        names = zip(*same, self.records[begin:end], repeat(0))  # noqa: B905 - Python 3.9
+        refs = map(_new, repeat(Ref), names)
+        return list(map(_new, repeat(Meta), zip(refs, self.tokens[begin:end])))  # noqa: B905
+
+    def give(self, begin: int, end: int) -> list[Sample]:
         """Return some of the samples, and forget their values: they belong to the taker."""
         metas, flat = self.metas(begin, end), self.flat
         columns = (self.values[begin:end], self.starts[begin:end], self.tokens[begin:end])
@@ -119,9 +123,8 @@ class LaneWindow(Sequence["tuple[Sample, Position]"]):
             {"tokens": flat[start : start + tokens]} if found is None else found
             for found, start, tokens in zip(*columns)  # noqa: B905 - Python 3.9
         ]
-        samples = [_new(Sample, (meta, own)) for (meta, _), own in zip(metas, values)]  # noqa: B905
         self.values[begin:end] = [None] * (end - begin)
-        return metas, samples
+        return list(map(_new, repeat(Sample), zip(metas, values)))  # noqa: B905
 
     def sizes(self) -> list[int]:
         """Return the bytes of each sample's values."""

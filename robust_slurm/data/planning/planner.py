@@ -26,12 +26,15 @@ Rows = tuple[tuple[Meta, ...], ...]
 class Heads(Protocol):
     """The next sample of every lane."""
 
-    def head(self, source: str, lane: int) -> tuple[Meta, Position]:
-        """Return it, and the position after it; the same one until ``take``."""
+    def head(self, source: str, lane: int) -> Meta:
+        """Return it; the same one until ``take``."""
 
-    def take(self, source: str, lane: int, epoch: int) -> tuple[Meta, Position] | int:
+    def take(self, source: str, lane: int, epoch: int) -> Meta | int:
         """Return what ``head`` would, and go to the lane's next sample. If it is of a later pass
         than ``epoch``, do nothing and return that pass."""
+
+    def after(self, source: str, lane: int) -> Position:
+        """Return the position after the sample that was taken last for this step."""
 
 
 class Rules(NamedTuple):
@@ -219,9 +222,12 @@ class _Place:
         self._name = name
         self._heads = heads
         self._lanes = list(state.lanes)
+        self._taken: set[int] = set()  # lanes that were drawn from
         self._epoch, self._turn, self._drawn = state.epoch, state.turn, state.drawn
 
     def state(self, credit: int) -> SourceState:
+        for lane in self._taken:
+            self._lanes[lane] = self._heads.after(self._name, lane)
         return SourceState(tuple(self._lanes), self._epoch, self._turn, credit, self._drawn)
 
     def draw(self, epochs: int | None) -> Meta | None:
@@ -239,10 +245,10 @@ class _Place:
                 if lane == len(self._lanes):
                     lane = 0
                 if not isinstance(found, int):
-                    meta, self._lanes[this] = found
+                    self._taken.add(this)
                     self._turn = lane
                     self._drawn += 1
-                    return meta
+                    return found
                 earliest = min(earliest, found)
             self._epoch = int(earliest)  # lanes may have no sample in many passes
         return None
@@ -252,7 +258,7 @@ class _Place:
         if epochs is None:
             return True
         heads = (self._heads.head(self._name, lane) for lane in range(len(self._lanes)))
-        return self._epoch < epochs and any(meta.ref.epoch < epochs for meta, _ in heads)
+        return self._epoch < epochs and any(meta.ref.epoch < epochs for meta in heads)
 
 
 def pieces_of(meta: Meta, pack: int | None, long: str) -> list[Meta]:
