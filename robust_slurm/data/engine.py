@@ -274,7 +274,7 @@ class _LaneHead:
         if drawn:
             self.feed.give_back(sum(self.sizes[: self.at]))  # type: ignore[attr-defined]
         for column in (self.seen, self.turns, self.places, self.samples, self.sizes):
-            del column[: self.at]  # type: ignore[attr-defined]
+            del column[: self.at]
         self.at = 0
         return drawn
 

@@ -111,7 +111,7 @@ class LaneWindow(Sequence["tuple[Sample, Position]"]):
     def metas(self, begin: int, end: int) -> list[Meta]:
         """Return the metadata of some of the samples."""
         same = map(repeat, (*self.whose, self.epoch, self.part))
-        names = zip(*same, self.records[begin:end], repeat(0))  # noqa: B905 - Python 3.9
+        names = zip(*same, self.records[begin:end], repeat(0))
         refs = map(_new, repeat(Ref), names)
         return list(map(_new, repeat(Meta), zip(refs, self.tokens[begin:end])))  # noqa: B905
 
