@@ -42,13 +42,19 @@ class Lengths:
         }
         self._at = dict.fromkeys(self.names, 0)
 
-    def head(self, source: str, lane: int) -> tuple[Meta, Position]:
+    def head(self, source: str, lane: int) -> Meta:
         epoch, record = divmod(self._at[source], LANE)
-        meta = Meta(Ref(source, lane, epoch, 0, record), self._lengths[source][record])
-        return meta, Position(*divmod(self._at[source] + 1, LANE), 0)
+        return Meta(Ref(source, lane, epoch, 0, record), self._lengths[source][record])
 
-    def advance(self, source: str, lane: int) -> None:
+    def take(self, source: str, lane: int, epoch: int) -> Meta | int:
+        found = self.head(source, lane)
+        if found.ref.epoch > epoch:
+            return found.ref.epoch
         self._at[source] += 1
+        return found
+
+    def after(self, source: str, lane: int) -> Position:
+        return Position(*divmod(self._at[source], LANE), 0)
 
 
 def planned(ranks: int, steps: int, seed: int = 0) -> tuple[list[PlannedStep], list[float]]:

@@ -65,8 +65,10 @@ def _packed(
 
     metas = [meta for row in rows for meta in row]
     tokens = [meta.tokens for meta in metas]
-    begins = [meta.ref.piece * pack for meta in metas]
-    values: list[Mapping[str, Any]] = [samples[meta.ref.whole].values for meta in metas]
+    refs = [meta.ref for meta in metas]
+    begins = [ref.piece * pack for ref in refs]
+    wholes = [ref.whole for ref in refs] if any(begins) else refs
+    values: list[Mapping[str, Any]] = [samples[ref].values for ref in wholes]
     columns = {} if any(begins) else _alike(values, tokens)
     if columns:
         fields = {name: column[0].dtype for name, column in columns.items()}

@@ -21,6 +21,7 @@ from robust_slurm.text import counted
 
 from .construct import construct
 from .errors import DataError, EndOfData, SourceStalled
+from .lanes.position import Position
 from .lanes.use import SourceUse
 from .planning.planner import NoStep, PlannedStep, next_step
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from .lanes.feed import Feed
     from .lanes.local import ReadSamples
-    from .lanes.position import Position
     from .plan import Plan
     from .planning.state import PlanState
     from .sample import Meta, Ref, Sample
@@ -187,7 +187,8 @@ class Engine:
         """Return the samples of the wanted rows; the feeds forget those that are done with.
         ``own``: those that were drawn and are here already."""
         rows = (row for share in self._shares for row in step.rows[share])
-        mine = dict.fromkeys(meta.ref.whole for row in rows for meta in row)
+        refs = [meta.ref for row in rows for meta in row]
+        mine = [ref.whole if ref.piece else ref for ref in refs]
         unplaced = {meta.ref.whole for meta in step.state.carried}
         waiting = self._waiting
         if len(own) < len(step.drawn):
@@ -195,14 +196,14 @@ class Engine:
         found = {**self._samples, **own}
         taken: list[Ref] = []
         before: list[Ref] = []  # drawn before the last seek
-        for ref in mine:
-            if ref not in found:
-                (taken if ref in waiting else before).append(ref)
+        for ref in dict.fromkeys([ref for ref in mine if ref not in found]):
+            (taken if ref in waiting else before).append(ref)
         for lane, refs in _by_lane(taken).items():
             found.update((each.meta.ref, each) for each in self._read(lane, refs, taken=True))
         for lane, refs in _by_lane(before).items():
             found.update((each.meta.ref, each) for each in self._read(lane, refs))
-        waiting.difference_update(mine)
+        if waiting:
+            waiting.difference_update(mine)
         for lane, refs in _by_lane(waiting - unplaced).items():
             self._feeds[lane].drop(refs)
         waiting &= unplaced
@@ -227,12 +228,14 @@ class Engine:
 class _LaneHead:
     """What a feed has given and the planner has not drawn yet."""
 
-    __slots__ = ("at", "feed", "ready", "samples", "seen", "sizes")
+    __slots__ = ("at", "feed", "places", "ready", "samples", "seen", "sizes", "turns")
 
     def __init__(self, feed: Feed) -> None:
         self.feed = feed
         self.ready: Callable[[], ReadSamples | None] = getattr(feed, "ready", _nothing)
-        self.seen: list[tuple[Meta, Position]] = []
+        self.seen: list[Meta] = []
+        self.turns: list[int] = []
+        self.places: list[int | Position] = []  # as in ReadSamples
         self.samples: list[Sample | None] = []  # None: the feed has it
         self.sizes: list[int] = []
         self.at = 0
@@ -242,23 +245,36 @@ class _LaneHead:
         found = self.ready()
         if found is None:
             return False
-        self.seen += found.metas
+        self.seen += [sample.meta for sample in found.samples]
+        self.turns += found.turns
+        self.places += found.places
         self.samples += found.samples
         self.sizes += found.sizes
         return True
 
     def wait(self) -> None:
         """Wait for one sample."""
-        self.seen.append(self.feed.next())
+        meta, after = self.feed.next()
+        self.seen.append(meta)
+        self.turns.append(after.turn)
+        self.places.append(after)
         self.samples.append(None)
         self.sizes.append(0)
+
+    def after(self) -> Position:
+        """Return the position after what was drawn last."""
+        place = self.places[self.at - 1]
+        if isinstance(place, int):
+            return Position(self.seen[self.at - 1].ref.epoch, self.turns[self.at - 1], place)
+        return place
 
     def commit(self) -> list[Sample]:
         """Forget those that are drawn; return those that are here."""
         drawn = [each for each in self.samples[: self.at] if each is not None]
         if drawn:
             self.feed.give_back(sum(self.sizes[: self.at]))  # type: ignore[attr-defined]
-        del self.seen[: self.at], self.samples[: self.at], self.sizes[: self.at]
+        for column in (self.seen, self.turns, self.places, self.samples, self.sizes):
+            del column[: self.at]
         self.at = 0
         return drawn
 
@@ -278,7 +294,7 @@ class _FeedHeads:
         for (source, lane), feed in feeds.items():
             self._lanes.setdefault(source, {})[lane] = _LaneHead(feed)
         self.asked = ""
-        """The source that was asked last."""
+        """The source that was waited for last."""
 
     def seek(self, state: PlanState) -> None:
         """Go on from this state."""
@@ -292,17 +308,27 @@ class _FeedHeads:
             for lane, position in enumerate(each.lanes):
                 self._lanes[name][lane].feed.seek(position)
 
-    def head(self, source: str, lane: int) -> tuple[Meta, Position]:
-        self.asked = source
+    def head(self, source: str, lane: int) -> Meta:
         head = self._lanes[source][lane]
         if head.at == len(head.seen) and not head.more():
+            self.asked = source
             self._use.waits(source)
             head.wait()
             self._use.got()
         return head.seen[head.at]
 
-    def advance(self, source: str, lane: int) -> None:
-        self._lanes[source][lane].at += 1
+    def take(self, source: str, lane: int, epoch: int) -> Meta | int:
+        head = self._lanes[source][lane]
+        at, seen = head.at, head.seen
+        found = seen[at] if at < len(seen) else self.head(source, lane)
+        its = found.ref.epoch
+        if its > epoch:
+            return its
+        head.at = at + 1
+        return found
+
+    def after(self, source: str, lane: int) -> Position:
+        return self._lanes[source][lane].after()
 
     def rewind(self) -> None:
         """Go back to where the last step ended."""
@@ -314,7 +340,8 @@ class _FeedHeads:
         own: dict[Ref, Sample] = {}
         for head in self._heads():
             if head.at:
-                own.update([(sample.meta.ref, sample) for sample in head.commit()])
+                drawn = head.commit()
+                own.update(zip([each.meta.ref for each in drawn], drawn))  # noqa: B905
         return own
 
     def _heads(self) -> Iterator[_LaneHead]:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from robust_slurm.data.errors import DataError, SourceStalled
 from robust_slurm.data.lanes.budget import ReadClaim
+from robust_slurm.data.lanes.position import Position
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from robust_slurm.data.lanes.budget import ReadBudget
     from robust_slurm.data.lanes.lane import SourceLane
-    from robust_slurm.data.lanes.position import Position
     from robust_slurm.data.lanes.window import LaneWindow
     from robust_slurm.data.sample import Meta, Ref, Sample
 
@@ -52,9 +52,10 @@ class _Patience:
 class ReadSamples(NamedTuple):
     """Samples of a lane in their order."""
 
-    metas: list[tuple[Meta, Position]]  # with the position after each
     samples: list[Sample]
     sizes: list[int]
+    turns: list[int]
+    places: list[int | Position]  # after each: ``taken`` of that turn, or the whole position
 
 
 class _Ready:
@@ -77,7 +78,8 @@ class _Ready:
         """Return the next samples: 1 to ``most`` of them."""
         window, sizes = self._windows[0]
         begin, end = self._at, min(self._at + most, len(window))
-        given = ReadSamples(*window.give(begin, end), sizes[begin:end])
+        places, turns = window.places(begin, end), [window.turn] * (end - begin)
+        given = ReadSamples(window.give(begin, end), sizes[begin:end], turns, places)
         self._left -= end - begin
         if end == len(window):
             self._windows.popleft()
@@ -253,8 +255,11 @@ class LocalFeed:
         if self._reader is None:
             raise DataError(f"{self.lane.name}: the feed is closed; seek() opens it")
         given = self._reader.next(1)
-        self._given[given.metas[0][0].ref] = given.samples[0], given.sizes[0]
-        return given.metas[0]
+        (sample,), (turn,), (place,) = given.samples, given.turns, given.places
+        ref = sample.meta.ref
+        self._given[ref] = sample, given.sizes[0]
+        after = Position(ref.epoch, turn, place) if isinstance(place, int) else place
+        return sample.meta, after
 
     def ready(self) -> ReadSamples | None:
         """Return what ``next`` and ``take`` would return without waiting: some samples, for which

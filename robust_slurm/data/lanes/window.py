@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, repeat
 from typing import TYPE_CHECKING, Any, overload
 
 from robust_slurm.data.arrays import OVERHEAD, size_of, tokens_of
@@ -48,18 +49,18 @@ class LaneWindow(Sequence["tuple[Sample, Position]"]):
         self.whose = whose
         self.epoch, self.turn, self.part = place
         self.records = records
-        self.tokens = [tokens_of(each) if isinstance(each, dict) else len(each) for each in values]
-        buffers = [each for each in values if not isinstance(each, dict)]
+        own = [isinstance(each, dict) for each in values]
+        if True in own:
+            self.tokens = [tokens_of(v) if d else len(v) for v, d in zip(values, own)]  # noqa: B905
+            buffers = [v for v, d in zip(values, own) if not d]  # noqa: B905
+            self.values = [v if d else None for v, d in zip(values, own)]  # noqa: B905
+            lengths = [0 if d else n for n, d in zip(self.tokens, own)]  # noqa: B905
+        else:
+            self.tokens = lengths = list(map(len, values))
+            self.values, buffers = [None] * len(values), values
         self.flat = np.frombuffer(bytearray().join(buffers), dtype=np.int32)
-        self.starts: list[int] = []
+        self.starts = [0, *accumulate(lengths)][:-1]
         """Of each sample in ``flat``."""
-        start = 0
-        for at, (each, tokens) in enumerate(zip(values, self.tokens)):  # noqa: B905 - Python 3.9
-            self.starts.append(start)
-            if not isinstance(each, dict):
-                start += tokens
-                values[at] = None
-        self.values = values
         self.taken = taken
         self.after = after
 
@@ -88,8 +89,10 @@ class LaneWindow(Sequence["tuple[Sample, Position]"]):
         if isinstance(at, slice):
             return [self[each] for each in range(*at.indices(len(self)))]
         at = range(len(self))[at]
-        ((meta, position),) = self.metas(at, at + 1)
-        return Sample(meta, self._values(at)), position
+        (meta,) = self.metas(at, at + 1)
+        turn, taken = self.turn, self.places(at, at + 1)[0]
+        after = Position(self.epoch, turn, taken) if isinstance(taken, int) else taken
+        return Sample(meta, self._values(at)), after
 
     def _values(self, at: int) -> dict[str, Any]:
         values: dict[str, Any] | None = self.values[at]
@@ -98,32 +101,30 @@ class LaneWindow(Sequence["tuple[Sample, Position]"]):
             return {"tokens": self.flat[start : start + self.tokens[at]]}
         return values
 
-    def metas(self, begin: int, end: int) -> list[tuple[Meta, Position]]:
-        """Return the metadata of some of the samples, each with the position after it."""
-        (source, lane), epoch, turn, part = self.whose, self.epoch, self.turn, self.part
-        columns = (self.records[begin:end], self.tokens[begin:end], self.taken[begin:end])
-        made = [
-            (
-                _new(Meta, (_new(Ref, (source, lane, epoch, part, record, 0)), tokens)),
-                _new(Position, (epoch, turn, taken)),
-            )
-            for record, tokens, taken in zip(*columns)  # noqa: B905 - Python 3.9
-        ]
+    def places(self, begin: int, end: int) -> list[int | Position]:
+        """Return where some of the samples end: ``taken``; of the window's last one ``after``."""
+        found: list[int | Position] = [*self.taken[begin:end]]
         if end == len(self.records):
-            made[-1] = (made[-1][0], self.after)
-        return made
+            found[-1] = self.after
+        return found
 
-    def give(self, begin: int, end: int) -> tuple[list[tuple[Meta, Position]], list[Sample]]:
+    def metas(self, begin: int, end: int) -> list[Meta]:
+        """Return the metadata of some of the samples."""
+        same = map(repeat, (*self.whose, self.epoch, self.part))
+        names = zip(*same, self.records[begin:end], repeat(0))
+        refs = map(_new, repeat(Ref), names)
+        return list(map(_new, repeat(Meta), zip(refs, self.tokens[begin:end])))  # noqa: B905
+
+    def give(self, begin: int, end: int) -> list[Sample]:
         """Return some of the samples, and forget their values: they belong to the taker."""
         metas, flat = self.metas(begin, end), self.flat
-        samples = []
-        columns = (metas, self.values[begin:end], self.starts[begin:end])
-        for (meta, _), values, start in zip(*columns):  # noqa: B905 - Python 3.9
-            if values is None:
-                values = {"tokens": flat[start : start + meta.tokens]}
-            samples.append(_new(Sample, (meta, values)))
+        columns = (self.values[begin:end], self.starts[begin:end], self.tokens[begin:end])
+        values = [
+            {"tokens": flat[start : start + tokens]} if found is None else found
+            for found, start, tokens in zip(*columns)  # noqa: B905 - Python 3.9
+        ]
         self.values[begin:end] = [None] * (end - begin)
-        return metas, samples
+        return list(map(_new, repeat(Sample), zip(metas, values)))  # noqa: B905
 
     def sizes(self) -> list[int]:
         """Return the bytes of each sample's values."""

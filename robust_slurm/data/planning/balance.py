@@ -36,7 +36,7 @@ def into_rows(
     it has the most room at the end.) Then to the row of that share, by the same rule. The last
     items go to shares that have none yet: a rank without a sample would have no arrays.
     """
-    order = [*range(first), *sorted(range(first, len(tokens)), key=lambda i: (-costs[i], i))]
+    order = [*range(first), *sorted(range(first, len(tokens)), key=costs.__getitem__, reverse=True)]
     if shares == 1:
         return _into_rows_of_one(tokens, costs, order, rows, capacity)
     import numpy as np

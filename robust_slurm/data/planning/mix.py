@@ -50,10 +50,13 @@ def choose(parts: Mapping[str, int], credits: Mapping[str, int]) -> str:
     return chosen
 
 
-def book(parts: Mapping[str, int], credits: dict[str, int], name: str, amount: int) -> None:
-    """Book ``amount`` (tokens, or samples) that ``name`` has given."""
-    whole = 0
+def book(parts: Mapping[str, int], credits: dict[str, int], name: str, amount: int) -> str:
+    """Book ``amount`` (tokens, or samples) that ``name`` has given. Return the source that is next,
+    as ``choose``: both in one, as it is done for every sample."""
+    credits[name] -= sum(parts.values()) * amount
+    chosen, most, widest = "", 0, 0
     for each, part in parts.items():
-        credits[each] += part * amount
-        whole += part
-    credits[name] -= whole * amount
+        credit = credits[each] = credits[each] + part * amount
+        if not chosen or credit > most or (credit == most and part > widest):
+            chosen, most, widest = each, credit, part
+    return chosen

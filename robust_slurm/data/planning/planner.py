@@ -26,11 +26,15 @@ Rows = tuple[tuple[Meta, ...], ...]
 class Heads(Protocol):
     """The next sample of every lane."""
 
-    def head(self, source: str, lane: int) -> tuple[Meta, Position]:
-        """Return it, and the position after it; the same one until ``advance``."""
+    def head(self, source: str, lane: int) -> Meta:
+        """Return it; the same one until ``take``."""
 
-    def advance(self, source: str, lane: int) -> None:
-        """Go to the lane's next sample."""
+    def take(self, source: str, lane: int, epoch: int) -> Meta | int:
+        """Return what ``head`` would, and go to the lane's next sample. If it is of a later pass
+        than ``epoch``, do nothing and return that pass."""
+
+    def after(self, source: str, lane: int) -> Position:
+        """Return the position after the sample that was taken last for this step."""
 
 
 class Rules(NamedTuple):
@@ -132,13 +136,12 @@ class _Drawing:
         """Number of the first of ``ready``, which were carried over."""
         self.least = rules.shares if rules.pack else self._rows
         """Samples, or pieces, that a step needs: each share has to have one."""
+        self._enough = self._rows * rules.pack * rules.fill if rules.pack else 0.0  # tokens
 
     @property
     def full(self) -> bool:
         """The step has as many samples as it should."""
-        rules = self._rules
-        enough = rules.pack is None or self._tokens >= self._rows * rules.pack * rules.fill
-        return enough and self.count >= self.least
+        return self._tokens >= self._enough and self.count >= self.least
 
     def sources(self) -> dict[str, SourceState]:
         """Return the sources' states after what was drawn."""
@@ -152,26 +155,34 @@ class _Drawing:
 
     def draw(self) -> None:
         """Draw until the step's rows are full, or all sources have come to their end."""
-        rules = self._rules
-        empty = 0
-        while not self.full and (self._parts or self._others()):
-            name = mixture.choose(self._parts, self._credits)
-            meta = self._places[name].draw(rules.epochs)
+        pack, epochs = self._rules.pack, self._rules.epochs
+        empty, name = 0, ""
+        while not (self._tokens >= self._enough and self.count >= self.least):
+            if not name:
+                if not self._parts and not self._others():
+                    return
+                name = mixture.choose(self._parts, self._credits)
+            meta = self._places[name].draw(epochs)
             if meta is None:
                 del self._parts[name]
+                name = ""
                 continue
             self.drawn.append(meta)
-            pieces = pieces_of(meta, rules.pack, rules.long)
-            if len(pieces) == 1:
-                amount = pieces[0].tokens if rules.pack else 1
+            tokens = meta.tokens
+            if pack is None or 0 < tokens < pack:  # as nearly all are: one piece, itself
+                self._tokens += tokens
+                self.ready.append(meta)
+                self.count += 1
+                amount, empty = tokens if pack else 1, 0
             else:
+                pieces = pieces_of(meta, pack, self._rules.long)
                 amount = sum(piece.tokens for piece in pieces)
-            empty = 0 if amount else empty + 1
-            if empty > MOST_EMPTY:
-                raise DataError(f"source {name}: {MOST_EMPTY} samples in a row have no token")
-            mixture.book(self._parts, self._credits, name, amount)
-            for piece in pieces:
-                self._add(piece)
+                empty = 0 if amount else empty + 1
+                if empty > MOST_EMPTY:
+                    raise DataError(f"source {name}: {MOST_EMPTY} samples in a row have no token")
+                for piece in pieces:
+                    self._add(piece)
+            name = mixture.book(self._parts, self._credits, name, amount)
 
     def _others(self) -> bool:
         """Go on with all sources that are not at their end, if the mixture that names others is a
@@ -211,9 +222,12 @@ class _Place:
         self._name = name
         self._heads = heads
         self._lanes = list(state.lanes)
+        self._taken: set[int] = set()  # lanes that were drawn from
         self._epoch, self._turn, self._drawn = state.epoch, state.turn, state.drawn
 
     def state(self, credit: int) -> SourceState:
+        for lane in self._taken:
+            self._lanes[lane] = self._heads.after(self._name, lane)
         return SourceState(tuple(self._lanes), self._epoch, self._turn, credit, self._drawn)
 
     def draw(self, epochs: int | None) -> Meta | None:
@@ -226,17 +240,16 @@ class _Place:
             earliest = math.inf
             lane = self._turn
             for _ in self._lanes:
-                meta, after = self._heads.head(self._name, lane)
+                found = self._heads.take(self._name, lane, self._epoch)
                 this, lane = lane, lane + 1
                 if lane == len(self._lanes):
                     lane = 0
-                if meta.ref.epoch <= self._epoch:
-                    self._heads.advance(self._name, this)
-                    self._lanes[this] = after
+                if not isinstance(found, int):
+                    self._taken.add(this)
                     self._turn = lane
                     self._drawn += 1
-                    return meta
-                earliest = min(earliest, meta.ref.epoch)
+                    return found
+                earliest = min(earliest, found)
             self._epoch = int(earliest)  # lanes may have no sample in many passes
         return None
 
@@ -245,7 +258,7 @@ class _Place:
         if epochs is None:
             return True
         heads = (self._heads.head(self._name, lane) for lane in range(len(self._lanes)))
-        return self._epoch < epochs and any(meta.ref.epoch < epochs for meta, _ in heads)
+        return self._epoch < epochs and any(meta.ref.epoch < epochs for meta in heads)
 
 
 def pieces_of(meta: Meta, pack: int | None, long: str) -> list[Meta]:

@@ -18,15 +18,21 @@ class Listed:
         self.lengths = lengths
         self.at = {(n, i): p for n, s in state.sources.items() for i, p in enumerate(s.lanes)}
 
-    def head(self, source: str, lane: int) -> tuple[Meta, Position]:
+    def head(self, source: str, lane: int) -> Meta:
         epoch, _, taken = self.at[source, lane]
-        lengths = self.lengths[source][lane]
-        last = taken + 1 == len(lengths)
-        after = Position(epoch + 1) if last else Position(epoch, 0, taken + 1)
-        return Meta(Ref(source, lane, epoch, lane, taken), lengths[taken]), after
+        return Meta(Ref(source, lane, epoch, lane, taken), self.lengths[source][lane][taken])
 
-    def advance(self, source: str, lane: int) -> None:
-        self.at[source, lane] = self.head(source, lane)[1]
+    def take(self, source: str, lane: int, epoch: int) -> Meta | int:
+        found = self.head(source, lane)
+        at, _, taken = self.at[source, lane]
+        if at > epoch:
+            return at
+        last = taken + 1 == len(self.lengths[source][lane])
+        self.at[source, lane] = Position(at + 1) if last else Position(at, 0, taken + 1)
+        return found
+
+    def after(self, source: str, lane: int) -> Position:
+        return self.at[source, lane]
 
 
 def rules(**other: Any) -> Rules:

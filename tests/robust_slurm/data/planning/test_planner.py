@@ -106,11 +106,14 @@ def test_a_source_of_empty_samples_is_no_endless_loop(monkeypatch: pytest.Monkey
 
 def test_a_lane_without_a_sample_in_very_many_passes_is_no_endless_loop() -> None:
     class Late:
-        def head(self, source: str, lane: int) -> tuple[Meta, Position]:
-            return Meta(Ref(source, lane, 1 << 61, 0, 0), 8), Position(1 << 61)
+        def head(self, source: str, lane: int) -> Meta:
+            return Meta(Ref(source, lane, 1 << 61, 0, 0), 8)
 
-        def advance(self, source: str, lane: int) -> None:
-            pass
+        def take(self, source: str, lane: int, epoch: int) -> Meta | int:
+            return self.head(source, lane) if epoch >= 1 << 61 else 1 << 61
+
+        def after(self, source: str, lane: int) -> Position:
+            return Position(1 << 61)
 
     step = next_step(rules(), first_state({"a": 2, "b": 2}), Late())
     assert isinstance(step, PlannedStep) and step.state.sources["a"].epoch == 1 << 61
