@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader
@@ -25,7 +26,8 @@ def cycled(reader: Reader) -> Iterator[tuple[int, bool]]:
 @pytest.mark.parametrize("done", [2, 3, 5, 6, 7])  # 3: a pass's end
 def test_it_goes_on_where_it_was_saved(done: int) -> None:
     def made() -> Reader:
-        return Reader(DataLoader(range(3), batch_size=1), lambda _: None)
+        numbers: Any = range(3)
+        return Reader(DataLoader(numbers, batch_size=1), lambda _: None)
 
     before, after = made(), made()
     expected = [(number % 3, number >= 3) for number in range(9)]

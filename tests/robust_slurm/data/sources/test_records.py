@@ -113,7 +113,7 @@ def test_other_records_are_another_source() -> None:
         (streaming().shuffle(seed=1, buffer_size=4), "is shuffled: give it unshuffled"),
         (datasets.concatenate_datasets([streaming().shuffle(), streaming()]), "is shuffled"),
         (interleaved(), r"at random without a seed.* pass seed= to interleave_datasets"),
-        (torch.utils.data.DataLoader(ROWS), "a source of records is a DataLoader"),
+        (torch.utils.data.DataLoader(streaming()), "a source of records is a DataLoader"),
         (
             import_module("datasets.distributed").split_dataset_by_node(streaming(), 0, 2),
             "is divided among ranks",
