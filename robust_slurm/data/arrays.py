@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from array import array
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 BEYOND = "a list has a number beyond 32 bits: return an array of int64"
+_FIXED = (str, bytes, bool, int, float, complex, type(None))
 OVERHEAD = 256  # bytes of the objects around a value, roughly
 
 
@@ -30,6 +32,8 @@ def _own(value: Any) -> Any:
 
     if isinstance(value, np.ndarray):
         return value.copy()
+    if isinstance(value, _FIXED):
+        return value
     if isinstance(value, (bytearray, memoryview)):
         return bytes(value)
     if type(value) in (list, tuple):
@@ -38,7 +42,10 @@ def _own(value: Any) -> Any:
         return {name: _own(each) for name, each in value.items()}
     if hasattr(value, "detach") and hasattr(value, "clone"):
         return value.detach().clone()
-    return value
+    try:
+        return copy.deepcopy(value)  # array.array, an image, an object of the script's own
+    except Exception:  # noqa: BLE001 - it cannot be copied
+        return value
 
 
 def as_array(value: Any) -> Any:

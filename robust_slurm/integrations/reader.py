@@ -131,7 +131,9 @@ class Reader:
                         "directory for a training with other data"
                     )
         self._read, self.taken, self._begun = at["read"], at["taken"], at["begun"]
-        self._cycling = "due" if self._passes > 1 else ""  # the first pass has ended: report it
+        # The first pass has ended: report it, unless this one is at its end and reports that.
+        at_end = self.has_length and self._read >= len(self.loader)
+        self._cycling = "due" if self._passes > 1 and not at_end else ""
         rng.restore(at["rng"])
 
 

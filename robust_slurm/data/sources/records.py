@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from robust_slurm.data.arrays import as_array, token_ids
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 ROWS = 1 << 16  # records of a part of a list
 KNOWN = 10_000  # records that are all looked at to know a list again
 SOME = 1000  # those of a longer one
+FIRST = 8  # records that two passes have to begin with
 SERVERS = ("aiohttp", "botocore", "httpcore", "httpx", "huggingface_hub", "requests")
 """Packages whose exceptions say that a server does not answer."""
 DIVISIBLE = (
@@ -99,14 +101,23 @@ class StreamedRecords(_Records):
         self, dataset: Any, decode: Decode | None, parallel: bool, options: dict[str, Any]
     ) -> None:
         super().__init__(dataset, decode, parallel, options)
-        if not hasattr(dataset, "__iter__") or iter_is_used_up(dataset):
+        unordered = isinstance(dataset, (set, frozenset))  # of text: another order in each process
+        if unordered or not hasattr(dataset, "__iter__") or iter_is_used_up(dataset):
             raise DataError(
                 f"a source of records is {self._name}: give a list, or a dataset that can be read "
                 "again from its beginning"
             )
-        made_of = _made_of(dataset)
+        if hasattr(dataset, "batch_sampler") and hasattr(dataset, "dataset"):
+            raise DataError(f"a source of records is a {self._name}: give its dataset")
+        steps = _steps_of(dataset)
+        made_of = [type(step).__name__ for step in steps]
         if getattr(dataset, "_shuffling", None) or any("Shuffl" in name for name in made_of):
             raise DataError(f"{self._name} is shuffled: give it unshuffled, as the plan shuffles")
+        if any(map(_unseeded, steps)):
+            raise DataError(
+                f"{self._name} draws at random without a seed, others in every process: pass seed= "
+                "to interleave_datasets(), or give the datasets as sources of their own"
+            )
         if getattr(dataset, "_distributed", None):
             raise DataError(f"{self._name} is divided among ranks: give it whole, the plan divides")
         divisible = bool(made_of) and all(name in DIVISIBLE for name in made_of)
@@ -114,15 +125,25 @@ class StreamedRecords(_Records):
         self._divides = bool(made_of)
 
     def fingerprint(self) -> str:
-        """Return a digest of the shards' names, if it has some, and of its first record."""
+        """Return a digest of the shards' names, if it has some, and of its first record. Raises
+        DataError if another pass begins with other records."""
         digest = hashlib.sha256(f"{self._shards} {_names_of(self._dataset)}".encode())
+        if not self._divides and self._first(FIRST) != self._first(FIRST):
+            raise DataError(
+                f"{self._name} gives other records at each pass, so a restart could not go on: "
+                "give it unshuffled, as the plan shuffles"
+            )
+        digest.update(b"".join(self._first(1)))
+        return digest.hexdigest()[:32]
+
+    def _first(self, count: int) -> list[bytes]:
+        """Return what describes the first records."""
         try:
-            digest.update(_described(next(self._iterated(0), None)))
+            return [_described(each) for each in islice(self._iterated(0), count)] or [b"null"]
         except OSError:
             raise
         except Exception as error:  # noqa: BLE001 - a bad record, of which read() tells
-            digest.update(type(error).__name__.encode())
-        return digest.hexdigest()[:32]
+            return [type(error).__name__.encode()]
 
     def _found(self) -> tuple[list[SourcePart], list[tuple[SourceFile, int]]]:
         parts = [SourcePart(f"{self._name}#{n}", 1) for n in range(self._shards)]
@@ -164,13 +185,23 @@ def iter_is_used_up(dataset: Any) -> bool:
     return hasattr(dataset, "__next__")
 
 
-def _made_of(dataset: Any) -> list[str]:
-    """Return the names of the steps that a streaming dataset of Hugging Face is made of."""
-    step, names = getattr(dataset, "_ex_iterable", None), []
-    while step is not None:
-        names.append(type(step).__name__)
-        step = getattr(step, "ex_iterable", None)
-    return names
+def _steps_of(dataset: Any) -> list[Any]:
+    """Return the steps that a streaming dataset of Hugging Face is made of, and those of all
+    datasets that it interleaves or joins."""
+    waiting, steps = [getattr(dataset, "_ex_iterable", None)], []
+    while waiting:
+        step = waiting.pop()
+        if step is not None:
+            steps.append(step)
+            waiting += [getattr(step, "ex_iterable", None), *getattr(step, "ex_iterables", [])]
+    return steps
+
+
+def _unseeded(step: Any) -> bool:
+    """True if a step draws by a generator that numpy has seeded by the system: with 128 bits."""
+    bits = getattr(getattr(step, "generator", None), "bit_generator", None)
+    entropy = getattr(getattr(bits, "seed_seq", None), "entropy", 0)
+    return type(entropy) is int and entropy >= 1 << 64
 
 
 def _names_of(dataset: Any) -> list[str]:

@@ -40,6 +40,8 @@ class Extra(dict[str, Any]):
         """Names of all values that were restored and not read since."""
         self._ours = dict(given)
         """Values as they were given or restored."""
+        self._our_items = {name: dict(_items(name, value)) for name, value in given.items()}
+        """Plain items of those that are dicts."""
 
     def restore(self, name: str, saved: Any) -> None:
         """Set a value as it was saved, in place if possible."""
@@ -47,6 +49,7 @@ class Extra(dict[str, Any]):
         value, same = renewed(self.peek(name), saved, live)
         super().__setitem__(name, value)
         self._ours[name] = value
+        self._our_items[name] = dict(_items(name, value))
         self.unseen.add(name)
         if not same:
             self.unread.add(name)
@@ -65,10 +68,10 @@ class Extra(dict[str, Any]):
             value = self.peek(name)
             if not untouched or value is self._ours.get(name, self):
                 found[f"extra.{name}"] = value
-                if type(value) is dict and len(value) <= _FEW and not _SETTINGS.search(name):
-                    for key, each in value.items():
-                        if type(key) is str and type(each) in _PLAIN:
-                            found[f"extra.{name}.{key}"] = each
+                ours = self._our_items.get(name, {})
+                for key, each in _items(name, value):
+                    if not untouched or (key in ours and each == ours[key]):
+                        found[f"extra.{name}.{key}"] = each
         return found
 
     def check(self, now: object) -> list[str]:
@@ -135,6 +138,12 @@ class Extra(dict[str, Any]):
     def values(self) -> Any:
         self._see_all()
         return super().values()
+
+
+def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the plain items of a small dict that holds no settings."""
+    if type(value) is dict and len(value) <= _FEW and not _SETTINGS.search(name):
+        yield from ((k, v) for k, v in value.items() if type(k) is str and type(v) in _PLAIN)
 
 
 class PlainValue:

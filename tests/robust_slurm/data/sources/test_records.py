@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from robust_slurm.data import DataError, Plan, records
 from robust_slurm.data.errors import EndOfData
@@ -28,6 +30,14 @@ def from_parts(parts: list[list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
 def streaming(shards: int = 4) -> Any:
     parts = [ROWS[at::shards] for at in range(shards)]
     return datasets.IterableDataset.from_generator(from_parts, gen_kwargs={"parts": parts})
+
+
+def interleaved(**options: Any) -> Any:
+    parts = [streaming(2).take(10), streaming(2).skip(10)]
+    return datasets.interleave_datasets(
+        parts, probabilities=[0.5, 0.5], stopping_strategy="all_exhausted_without_replacement",
+        **options,
+    )  # fmt: skip
 
 
 def numbers(source: Any, restart: int = 3) -> list[int]:
@@ -68,6 +78,7 @@ class Numbered:
         streaming(),
         streaming().map(lambda row: {"more": row["tokens"]}).filter(lambda _: True),
         streaming().take(20),
+        interleaved(seed=3),
         records(ROWS, lambda row: {"tokens": row.pop("tokens")}, window=4),
     ],
 )
@@ -98,7 +109,11 @@ def test_other_records_are_another_source() -> None:
     ("source", "why"),
     [
         (iter(ROWS), "a dataset that can be read again from its beginning"),
+        ({"of", "text"}, "a dataset that can be read again from its beginning"),
         (streaming().shuffle(seed=1, buffer_size=4), "is shuffled: give it unshuffled"),
+        (datasets.concatenate_datasets([streaming().shuffle(), streaming()]), "is shuffled"),
+        (interleaved(), r"at random without a seed.* pass seed= to interleave_datasets"),
+        (torch.utils.data.DataLoader(streaming()), "a source of records is a DataLoader"),
         (
             import_module("datasets.distributed").split_dataset_by_node(streaming(), 0, 2),
             "is divided among ranks",
@@ -109,6 +124,15 @@ def test_other_records_are_another_source() -> None:
 def test_what_cannot_be_read_again_alike_is_refused(source: Any, why: str) -> None:
     with pytest.raises(DataError, match=f"source a.*{why}"):
         Plan({"a": source})
+
+
+def test_an_iterable_that_shuffles_itself_is_refused() -> None:
+    class Shuffled:
+        def __iter__(self) -> Iterator[Any]:
+            return iter(random.sample(ROWS, len(ROWS)))
+
+    with pytest.raises(DataError, match="Shuffled gives other records at each pass"):
+        numbers(Shuffled())
 
 
 def test_an_error_of_a_record_is_of_that_record_and_one_of_a_shard_of_its_rest() -> None:

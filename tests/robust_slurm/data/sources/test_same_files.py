@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import array as arrays
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -80,16 +82,19 @@ def test_decode_may_return_the_same_buffers_for_every_record(tmp_path: Path) -> 
     folder = write(tmp_path / "web", a="abc")
     array, tensor, pixels = np.zeros(1, np.int64), torch.zeros(1), bytearray(1)
     words: list[str] = [""]
+    ids, image = arrays.array("i", [0]), SimpleNamespace(pixels=array)
     made = {"array": array, "tensor": tensor, "pixels": pixels, "words": words, "in": [array]}
+    made |= {"ids": ids, "image": image}
 
     def decode(record: dict[str, Any]) -> dict[str, Any]:
-        array[0] = tensor[0] = pixels[0] = record["tokens"][0]
+        array[0] = tensor[0] = pixels[0] = ids[0] = record["tokens"][0]
         words[0] = chr(pixels[0])
         return made
 
     source = jsonl(f"{folder}/*.jsonl", decode)
     found = [values for _, values in source.read(0)]
-    for name, expected in (("array", [97, 98, 99]), ("tensor", [97, 98, 99])):
-        assert [int(values[name][0]) for values in found] == expected
+    for name in ("array", "tensor", "ids"):
+        assert [int(values[name][0]) for values in found] == [97, 98, 99]
+    assert [int(values["image"].pixels[0]) for values in found] == [97, 98, 99]
     assert [values["pixels"] for values in found] == [b"a", b"b", b"c"]
     assert [values["words"] for values in found] == [["a"], ["b"], ["c"]]

@@ -166,6 +166,23 @@ def constant(train: Training) -> None:
     assert seed == 3
 
 
+def set_in_its_dict(train: Training) -> None:
+    """Another object counts something else by the same name, as accelerate's Accelerator does."""
+
+    class Accelerator:
+        def __init__(self) -> None:
+            self.step = 0
+
+    done, accelerator = {"step": 0}, Accelerator()
+    ckpt = Checkpointer(model=train.model, optimizer=train.optimizer, extra={"done": done})
+    for step in range(1, 4):
+        for _ in range(2):
+            train.step()
+            accelerator.step += 1
+        done["step"] = step
+        ckpt.save(step)
+
+
 def still_there_by_another_name(train: Training) -> None:
     average = model = torch.nn.Linear(2, 2)
     ckpt = Checkpointer(model=train.model, optimizer=train.optimizer, extra={"average": average})
@@ -194,7 +211,7 @@ def held_by_functions(train: Training) -> None:
 
 
 @pytest.mark.parametrize(
-    "script", [set_there, constant, still_there_by_another_name, held_by_functions]
+    "script", [set_there, set_in_its_dict, constant, still_there_by_another_name, held_by_functions]
 )
 def test_what_is_saved_as_it_is_is_not_named(
     script: Callable[[Training], None], store: FakeStore, capfd: pytest.CaptureFixture[str]
