@@ -85,8 +85,14 @@ class State:
         if models := names.modules():
             self._tree[modes.KEY] = modes.Modes(models)
         self.between = between.Between()
-        if any(isinstance(each, OptimizerState) for each in self._all()):
+        if any(isinstance(s, OptimizerState) for t in self._tree.values() for s in flat(t)):
             self._tree[between.KEY] = self.between
+        # Found once: each save() goes through them several times.
+        self._all: list[Section] = [s for tree in self._tree.values() for s in flat(tree)]
+        self._optimizers = [s for s in self._all if isinstance(s, OptimizerState)]
+        self._holders = [s for s in self._all if isinstance(s, ModuleState | OptimizerState)]
+        """The sections that hold nearly all tensors."""
+        self._loaders = [s for s in self._all if isinstance(s, LoaderState)]
 
     def release(self) -> None:
         """Release all objects; the State cannot be used afterwards. Sections refer back to it, so
@@ -103,7 +109,7 @@ class State:
         the list of tensors is the same object where nothing changed.
         Raises TypeError that names the path of what cannot be saved.
         """
-        holders = self._holders()
+        holders = self._holders
         for section in holders:
             section.trusting = trusting
         try:
@@ -111,11 +117,11 @@ class State:
         finally:
             for section in holders:
                 section.trusting = False
-        if readers := self._loaders():
+        if readers := self._loaders:
             epochs = epoch_counts(values)
             for reader in readers:
                 reader.note_epochs(epochs)
-        lists = [leaves for section in self._all() for leaves in section.leaves]
+        lists = [leaves for section in self._all for leaves in section.leaves]
         if len(lists) == len(self._found) and all(
             leaves is found.leaves for leaves, found in zip(lists, self._found, strict=True)
         ):
@@ -160,14 +166,10 @@ class State:
 
     def still_there(self) -> bool:
         """True if parameters and optimizer state lie where ``capture`` found them."""
-        for section in self._holders():
+        for section in self._holders:
             section.collect()
         known = {id(found.leaves) for found in self._found}
-        return all(id(leaves) in known for each in self._holders() for leaves in each.lasting)
-
-    def _holders(self) -> list[ModuleState | OptimizerState]:
-        """The sections that hold nearly all tensors."""
-        return [each for each in self._all() if isinstance(each, ModuleState | OptimizerState)]
+        return all(id(leaves) in known for each in self._holders for leaves in each.lasting)
 
     def collect(self, keys: Collection[str]) -> None:
         """Find what there is to save of these objects, so that ``capture`` need not.
@@ -185,7 +187,7 @@ class State:
         ``foreign``: look also at modules and at objects with code of the script's own. Such code
         may talk to other ranks, or wait for the GPU as a scaler does.
         """
-        found, reads = {}, self._loaders()
+        found, reads = {}, self._loaders
         for key, tree in self._tree.items():
             for section in flat(tree) if kind_of(key) == "extra" else ():
                 if isinstance(section, ModuleState):  # running averages change in a forward pass
@@ -206,16 +208,14 @@ class State:
 
     def schedulers(self) -> dict[str, LRScheduler]:
         """Return the learning-rate schedulers that are given, and that given objects hold."""
-        return {key: each for section in self._all() for key, each in _schedulers_of(section)}
+        return {key: each for section in self._all for key, each in _schedulers_of(section)}
 
     def look_at_settings(self) -> dict[str, Any]:
         """Return the settings in the parameter groups of all optimizers, and how often each
         learning-rate scheduler was stepped, by name."""
         found: dict[str, Any] = {key: _count(each) for key, each in self.schedulers().items()}
-        for section in self._all():
-            for group in (
-                section.optimizer.param_groups if isinstance(section, OptimizerState) else ()
-            ):
+        for section in self._optimizers:
+            for group in section.optimizer.param_groups:
                 for name, value in group.items():
                     if name != "params":
                         known = found.setdefault(f"{section.key}{GROUPS}{name}", [])
@@ -224,7 +224,7 @@ class State:
 
     def tensors_named(self, names: Collection[str]) -> dict[str, torch.Tensor]:
         """Return the live tensors that were last found, of the entries with these names."""
-        leaves = (leaf for section in self._all() for part in section.leaves for leaf in part)
+        leaves = (leaf for section in self._all for part in section.leaves for leaf in part)
         items = (leaf.item for leaf in leaves)
         return {item.entry.name: item.tensor for item in items if item.entry.name in names}
 
@@ -232,10 +232,10 @@ class State:
         """Return the names of the tensors, as they were last found, that the optimizers under
         these keys change."""
         trained = [
-            s.optimizer for s in self._all() if isinstance(s, OptimizerState) and s.key in keys
+            s.optimizer for s in self._all if isinstance(s, OptimizerState) and s.key in keys
         ]
         there = live_storages(trained)
-        leaves = (leaf for section in self._all() for part in section.leaves for leaf in part)
+        leaves = (leaf for section in self._all for part in section.leaves for leaf in part)
         items = (leaf.item for leaf in leaves)
         return {i.entry.name for i in items if i.tensor.untyped_storage().data_ptr() in there}
 
@@ -253,18 +253,17 @@ class State:
 
     def remarks(self) -> list[str]:
         """Return what the last ``capture`` found that cannot be saved, each once."""
-        found = (getattr(section, "remarks", list) for section in self._all())
+        found = (getattr(section, "remarks", list) for section in self._all)
         return [text for remarks in found for text in remarks()]
 
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield this rank's parts of the gradients of all optimizers, with their names."""
-        for section in self._all():
-            if isinstance(section, OptimizerState):
-                yield from section.gradients()
+        for section in self._optimizers:
+            yield from section.gradients()
 
     def drop_gradients(self) -> None:
         """Leave no gradient, as in a process that has just started."""
-        for section in self._all():
+        for section in self._all:
             if isinstance(section, ScalerState):
                 section.found._per_optimizer_states.clear()  # that it has unscaled them
             if isinstance(section, OptimizerState):
@@ -275,17 +274,15 @@ class State:
     def trained_ends(self) -> list[torch.Tensor]:
         """Return the first and the last parameter that each group of all optimizers trains."""
         found: dict[int, torch.Tensor] = {}
-        for section in self._all():
-            for group in (
-                section.optimizer.param_groups if isinstance(section, OptimizerState) else ()
-            ):
+        for section in self._optimizers:
+            for group in section.optimizer.param_groups:
                 trained = [p for p in group["params"] if p.requires_grad and p.is_leaf]
                 found.update((id(p), p) for p in (*trained[:1], *trained[-1:]))
         return list(found.values())
 
     def schedulers_missing(self) -> list[str]:
         """Return the optimizers with a learning-rate scheduler, if ``extra`` has no scheduler."""
-        sections = list(self._all())
+        sections = self._all
         inside = [getattr(section, "attributes", None) for section in sections]
         held = [s for attributes in inside if attributes is not None for s in attributes.sections()]
         if any(hasattr(getattr(s, "found", None), "get_last_lr") for s in (*sections, *held)):
@@ -295,9 +292,8 @@ class State:
             return []
         return [
             each.key
-            for each in sections
-            if isinstance(each, OptimizerState)
-            and getattr(each.optimizer.step, "_wrapped_by_lr_sched", False)
+            for each in self._optimizers
+            if getattr(each.optimizer.step, "_wrapped_by_lr_sched", False)
         ]
 
     def shared_crc(self, *, restored: bool = False) -> int | None:
@@ -311,7 +307,7 @@ class State:
             return None
         # Of these alone: to ask a loader for its position now would begin its pass too early.
         self.collect([key for key in self._tree if kind_of(key) in TRAINED])
-        found = (leaf for section in self._all() for leaves in section.leaves for leaf in leaves)
+        found = (leaf for section in self._all for leaves in section.leaves for leaf in leaves)
         items = [leaf.item for leaf in found if is_shared(leaf, self.share)]
         same = self._together if restored else frozenset()
         return checksum((i.entry, None if i.entry.fqn in same else i.tensor) for i in items)
@@ -363,7 +359,7 @@ class State:
             for step in _plan(section, saved, saved.fitted(section, encoded))
         ]
         restored = epoch_counts(values)
-        for reader in self._loaders():
+        for reader in self._loaders:
             for keeper in reader.keepers:
                 keeper.goes_on = lambda begun: goes_on(begun, restored, self._was_read)
         # Data first: the other steps hand out tensors that must be filled by then.
@@ -376,7 +372,7 @@ class State:
         """Return the names of all that the models' states hold here, and those of their buffers,
         each with its key, as a step has them."""
         names, buffers = set[str](), set[str]()
-        for section in self._all():
+        for section in self._all:
             if isinstance(section, ModuleState) and kind_of(section.key) == "model":
                 live = section.live_names()
                 names |= {f"{section.key}.{name}" for name in live}
@@ -428,7 +424,7 @@ class State:
         """Remarks on oddities of the restored state, though it fits."""
         noting = (
             s
-            for s in self._all()
+            for s in self._all
             if isinstance(s, OptimizerState | ObjectState | comm_hooks.CommHooks)
         )
         return [s.note for s in noting if s.note]
@@ -436,25 +432,18 @@ class State:
     def saved(self) -> list[str]:
         """Note that save() was called. Return what was noticed of loaders since the last call:
         what a restart would miss."""
-        return [text for reader in self._loaders() for text in reader.saved()]
-
-    def _loaders(self) -> list[LoaderState]:
-        return [each for each in self._all() if isinstance(each, LoaderState)]
+        return [text for reader in self._loaders for text in reader.saved()]
 
     def _was_read(self, path: str) -> bool:
         """True unless it is of a plain value that the script has not read since it was restored."""
         name = path.split(".")[1]
-        own = (getattr(s, "found", None) for s in self._all() if s.key == f"extra.{name}")
+        own = (getattr(s, "found", None) for s in self._all if s.key == f"extra.{name}")
         return not any(isinstance(each, PlainValue) and not each.was_read() for each in own)
 
     def unlike_saved(self) -> list[str]:
         """``ModuleState.unlike_saved`` of all models."""
-        models = (s for s in self._all() if isinstance(s, ModuleState))
+        models = (s for s in self._all if isinstance(s, ModuleState))
         return [text for s in models if kind_of(s.key) == "model" for text in s.unlike_saved()]
-
-    def _all(self) -> Iterator[Section]:
-        for tree in self._tree.values():
-            yield from flat(tree)
 
 
 def _looks_at_itself(found: object) -> bool:

@@ -15,7 +15,7 @@ from ..module_state import ModuleState
 from ..values import Encoded
 
 KEY = "modes"
-_TRAINING = attrgetter("training")
+_TRAINING = attrgetter("module.training")
 
 
 class Modes:
@@ -45,6 +45,6 @@ class Modes:
 
 def _idle(model: ModuleState) -> list[str]:
     places = model.places()
-    if all(map(_TRAINING, (place.module for place in places))):
+    if all(map(_TRAINING, places)):
         return []
     return [place.prefix for place in places if not place.module.training]

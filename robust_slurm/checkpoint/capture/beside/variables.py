@@ -85,12 +85,15 @@ class Variables:
             for each in variables:
                 if each.holder is not None and (holder := each.holder()) is not None:
                     look(key, each, vars(holder).get(each.part))
-        for namespace, where in _namespaces(frame) if wanted else ():
+        own = [(key, each) for key, at in wanted.items() for each in at if each.holder is None]
+        for namespace, where in _namespaces(frame) if own else ():
+            here = [(key, each) for key, each in own if _is_of(each, where)]
+            if not here:
+                continue  # to read a function's variables is to make a dict of all of them
             with namespace as values:
-                for key, variables in wanted.items():
-                    for each in variables:
-                        if each.holder is None and _is_there(each, where, values):
-                            look(key, each, _value_of(each, values))
+                for key, each in here:
+                    if each.name in values:
+                        look(key, each, _value_of(each, values))
         for key, shown in others.items():
             if key not in same:
                 yield key, shown[0], key not in self._given
@@ -161,9 +164,7 @@ def _weak(value: Any) -> weakref.ref[Any] | None:
         return None
 
 
-def _is_there(variable: _Variable, where: CodeType | int, values: Mapping[str, Any]) -> bool:
-    if variable.name not in values:
-        return False
+def _is_of(variable: _Variable, where: CodeType | int) -> bool:
     if variable.where == where:
         return True
     # A function within it that goes on with the same variable.
