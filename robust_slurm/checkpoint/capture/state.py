@@ -415,7 +415,9 @@ class State:
     def saved(self) -> list[str]:
         """Note that save() was called. Return what was noticed of loaders since the last call:
         what a restart would miss."""
-        return [text for reader in self._loaders() for text in reader.saved()]
+        readers = self._loaders()
+        taken = sum(keeper.taken for reader in readers for keeper in reader.keepers)
+        return [text for reader in readers for text in reader.saved(taken)]
 
     def _loaders(self) -> list[LoaderState]:
         return [each for each in self._all() if isinstance(each, LoaderState)]

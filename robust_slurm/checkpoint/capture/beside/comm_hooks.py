@@ -7,6 +7,7 @@ iterations: without them the gradients after a restart would be others.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,14 +106,25 @@ class CommHooks:
         steps = [step for each, part in pairs for step in each.plan(saved, part)]
         self.note = ""
         has_tensors = any(e.fqn.startswith(f"{self.key}.") for e in saved.own.entries)
-        if has_tensors and body is not None and body.get("buckets") != self._buckets():
+        return [*steps, partial(self._compare, body, has_tensors)]
+
+    def _compare(self, body: dict[str, Any], has_tensors: bool) -> None:
+        """Note if the first step divides the gradients otherwise, and a restored state minds."""
+        if not has_tensors and not any(map(_begins_to_compress, self._states)):
+            return
+        if body.get("buckets") != self._buckets():
             self.note = (
                 "the state of the model's communication hook (PowerSGD's errors of compression) is "
                 "restored, but DDP puts gradients into other buckets until its first backward pass "
-                "is over, so the first step adds it to other gradients. Make a forward and "
+                "is over, so the first step compresses them in another order. Make a forward and "
                 "backward pass and one more forward pass before resume()"
             )
-        return steps
+
+
+def _begins_to_compress(state: Any) -> bool:
+    """True for PowerSGD from the step on whose errors it keeps."""
+    start = getattr(state, "start_powerSGD_iter", None)
+    return start is not None and bool(state.iter >= start)
 
 
 def _buckets_of(model: Any) -> list[list[int]]:
