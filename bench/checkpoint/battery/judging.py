@@ -30,6 +30,7 @@ REFUSED = re.compile(
 )
 OTHER_RANKS = re.compile(
     r"not carried over|generators start anew|buffers of the model are those of rank 0"
+    r"|differed between the ranks; all go on with"
 )
 """Messages that are true of every resume on another number of ranks: what belongs to one rank."""
 TABLE = re.compile(r"(?ims)^#+ *What no library can see.*?(?=^#+ |\Z)")
