@@ -83,7 +83,12 @@ class CommHooks:
     def collect(self) -> Encoded:
         """Find the tensors (``leaves``), and return all else, encoded."""
         states = [each.collect() for each in self._held]
-        return {"d": {"states": states, "buckets": self._buckets()}}
+        later = [_is_yet_to_divide(each) for each in self._parallel()]
+        return {"d": {"states": states, "buckets": self._buckets(), "later": later}}
+
+    def _parallel(self) -> list[Any]:
+        places = (place.module for model in self._models for place in module_tree.walk(model))
+        return [each for each in places if isinstance(each, _DDP)]
 
     def _buckets(self) -> list[list[list[int]]]:
         """Return how each model divides its gradients: the numbers of the parameters, by bucket.
@@ -92,8 +97,7 @@ class CommHooks:
         an answer takes as much memory as the gradients for a moment."""
         if self._asked < SETTLED:
             self._asked += 1
-            places = (place.module for model in self._models for place in module_tree.walk(model))
-            self._divided = [_buckets_of(each) for each in places if isinstance(each, _DDP)]
+            self._divided = [_buckets_of(each) for each in self._parallel()]
         return self._divided
 
     def plan(self, saved: Assembly, encoded: Encoded) -> list[Step]:
@@ -110,9 +114,13 @@ class CommHooks:
 
     def _compare(self, body: dict[str, Any], has_tensors: bool) -> None:
         """Note if the first step divides the gradients otherwise, and a restored state minds."""
-        if not has_tensors and not any(map(_begins_to_compress, self._states)):
+        models = self._parallel()
+        late = any(each.static_graph for each in models)  # they divide anew a pass later
+        if not has_tensors and not any(_begins_to_compress(each, late) for each in self._states):
             return
-        if body.get("buckets") != self._buckets():
+        later = map(_is_yet_to_divide, models)
+        anew = any(here and there for here, there in zip(later, body.get("later", ())))  # noqa: B905
+        if anew or body.get("buckets") != self._buckets():
             self.note = (
                 "the state of the model's communication hook (PowerSGD's errors of compression) is "
                 "restored, but DDP puts gradients into other buckets until its first backward pass "
@@ -121,10 +129,16 @@ class CommHooks:
             )
 
 
-def _begins_to_compress(state: Any) -> bool:
-    """True for PowerSGD from the step on whose errors it keeps."""
+def _begins_to_compress(state: Any, late: bool) -> bool:
+    """True for PowerSGD from the step on whose errors it keeps; ``late``: from the one before."""
     start = getattr(state, "start_powerSGD_iter", None)
-    return start is not None and bool(state.iter >= start)
+    return start is not None and bool(state.iter + late >= start)
+
+
+def _is_yet_to_divide(model: Any) -> bool:
+    """True if DDP will put gradients into other buckets after its first backward pass."""
+    ever = model.static_graph or not model.find_unused_parameters
+    return ever and not getattr(model, "_has_rebuilt_buckets", True)
 
 
 def _buckets_of(model: Any) -> list[list[int]]:

@@ -372,3 +372,35 @@ def test_other_buckets_than_those_of_the_restored_errors_are_named(
 
     crash_and_resume(Cold, store)
     assert "DDP puts gradients into other buckets" in capfd.readouterr().err
+
+
+class Feedback:
+    """Error feedback of the script's own, from the first step on."""
+
+    def __init__(self) -> None:
+        self.error: Any = None
+
+    def hook(self, bucket) -> Any:  # type: ignore[no-untyped-def]  # DDP looks at annotations
+        self.error = bucket.buffer() / 2
+        return (
+            torch.distributed.all_reduce(bucket.buffer(), async_op=True)
+            .get_future()
+            .then(lambda found: found.value()[0])
+        )
+
+
+def test_buckets_that_were_about_to_change_are_named(
+    world: None,
+    store: FakeStore,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Own(Odd):
+        def make(self) -> None:
+            self.model = torch.nn.parallel.DistributedDataParallel(self.model)
+            self.model.register_comm_hook(Feedback(), Feedback.hook)
+            self.optimizer = SGD(self.model.parameters(), lr=0.1)
+
+    monkeypatch.setattr("odd_scripts.SAVED", 1)  # DDP divides its gradients anew after it
+    crash_and_resume(Own, store)
+    assert "DDP puts gradients into other buckets" in capfd.readouterr().err
