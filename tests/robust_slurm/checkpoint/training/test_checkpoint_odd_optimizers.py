@@ -380,7 +380,7 @@ class Feedback:
     def __init__(self) -> None:
         self.error: Any = None
 
-    def hook(self, bucket) -> Any:  # type: ignore[no-untyped-def]  # DDP looks at annotations
+    def hook(self, bucket):  # type: ignore[no-untyped-def] # DDP looks at annotations
         self.error = bucket.buffer() / 2
         return (
             torch.distributed.all_reduce(bucket.buffer(), async_op=True)
