@@ -30,6 +30,7 @@ REFUSED = re.compile(
 )
 OTHER_RANKS = re.compile(
     r"not carried over|generators start anew|buffers of the model are those of rank 0"
+    r"|differed between the ranks; all go on with"
 )
 """Messages that are true of every resume on another number of ranks: what belongs to one rank."""
 TABLE = re.compile(r"(?ims)^#+ *What no library can see.*?(?=^#+ |\Z)")
@@ -104,7 +105,7 @@ def judge(
         news = list(said)
     if not 0 <= lost <= (0 if variant.disk == "every" else MOST_LOST):
         why = f"killed in step {variant.kill}, it resumed at {again.began}"
-        told = any(re.search(r"(?i)saved|checkpoint|written", line) for line in said)
+        told = any(re.search(r"(?i)saved|checkpoint|written|hold the same", line) for line in said)
         return found("warned" if told else "silent", why)
     named = any(re.search(variant.kind.thing, line) for line in news)
     if not differs and variant.kind.hazard and named:

@@ -35,12 +35,24 @@ from bench.checkpoint.battery.judging import (
     judge,
 )
 from bench.common import REPOSITORY, BenchError, Results
-from robust_slurm.checkpoint.store.events import AlarmEvent, Restore, StoreEvent
+from robust_slurm.checkpoint.planning.alike import Comparison
+from robust_slurm.checkpoint.planning.held import Holder
+from robust_slurm.checkpoint.planning.plan import Seat, plan
+from robust_slurm.checkpoint.store.events import (
+    AlarmEvent,
+    EnrolledEvent,
+    Restore,
+    SavedEvent,
+    StoreEvent,
+)
 from robust_slurm.checkpoint.store.store import Store
+from robust_slurm.memory_dir import remove_stale
 
 RUN_DEADLINE = 60
 KEY = b"bench.checkpoint bench.checkpoint"[:32]
 DOCS = REPOSITORY / "docs" / "checkpoints.md"
+ALIKE = "do not hold the same"
+"""In the plan's lines: ranks that share a state differ, so a step of theirs is of no use."""
 
 
 class Runner:
@@ -134,37 +146,52 @@ def try_variant(variant: Variant, run: Runner, docs: str) -> Verdict:
 
 
 def _from_memory(variant: Variant, run: Runner, scratch: Path) -> tuple[Ended, Ended | None]:
-    alarms: list[str] = []
-
-    def emit(event: StoreEvent) -> None:
-        if isinstance(event, AlarmEvent):
-            alarms.append(f"robust-slurm: rank {event.rank}: {event.text}")
+    head = _Head()
+    store = head.store = Store(scratch / "s", name="battery", key=KEY, emit=head.take)
+    ranks = dict.fromkeys(range(variant.before))
 
     def ended(mode: str, epoch: int) -> Ended:
-        alarms.clear()
         found = run.run(variant, mode, scratch, socket=str(store.socket_path), epoch=epoch)
-        found.said = tuple(dict.fromkeys((*found.said, *alarms)))
+        found.said = tuple(dict.fromkeys((*found.said, *head.said)))
+        head.said.clear()
         return found
 
-    ranks = range(variant.before)
-    store = Store(scratch / "s", name="battery", key=KEY, emit=emit)
     try:
         store.begin(0, None)
-        store.place(dict.fromkeys(ranks))  # no peers
+        store.place(ranks)  # no peers
         crashed = ended("crash", 0)
         if not crashed.killed:
             return crashed, None
-        good = [one for one in store.stock() if one.ok]
-        owners = {
-            step: {o.owner for o in good if o.step == step} for step in {o.step for o in good}
-        }
-        step = max((step for step, those in owners.items() if those >= {*ranks}), default=0)
-        files = {one.owner: one.file for one in good if one.step == step}
-        store.begin(1, Restore(step, "memory", files) if step else None)
-        store.place(dict.fromkeys(ranks))
+        place = Holder("battery", "here", "", 0, store.stock())
+        chosen = plan([place], dict.fromkeys(ranks, Seat("battery", "here")), variant.before)
+        found = Restore(chosen.step, chosen.tier, chosen.shards("here")) if chosen.step else None
+        head.said += [f"robust-slurm: {text}" for text in chosen.lines if ALIKE in text]
+        store.begin(1, found)
+        store.place(ranks)
         return crashed, ended("resume", 1)
     finally:
         store.close()
+
+
+class _Head:
+    """What robust-srun does with a store's events: it shows alarms, and compares replicas."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.store: Store | None = None
+        self._needs: dict[int, tuple[int, ...]] = {}
+        self._alike = Comparison()
+
+    def take(self, event: StoreEvent) -> None:
+        """Take an event, in any of the store's threads."""
+        if isinstance(event, AlarmEvent):
+            self.said.append(f"robust-slurm: rank {event.rank}: {event.text}")
+        if isinstance(event, EnrolledEvent):
+            self._needs[event.rank] = event.needs
+        if isinstance(event, SavedEvent) and len(group := self._needs[event.rank]) > 1:
+            outcomes = self._alike.add(min(group), group, event.rank, event.same)
+            if self.store is not None and any(each.differ for each in outcomes):
+                self.store.orders.unshare(group)
 
 
 def battery(
@@ -214,6 +241,7 @@ def battery(
     finally:
         for run in runners:
             run.close()
+        remove_stale("/dev/shm")  # a rank that was killed leaves its own to the next that starts
     if failed or (broken and not found):
         raise (failed or broken)[0]
     record(results, found, seed)

@@ -432,7 +432,8 @@ class State:
     def saved(self) -> list[str]:
         """Note that save() was called. Return what was noticed of loaders since the last call:
         what a restart would miss."""
-        return [text for reader in self._loaders for text in reader.saved()]
+        taken = sum(keeper.taken for reader in self._loaders for keeper in reader.keepers)
+        return [text for reader in self._loaders for text in reader.saved(taken)]
 
     def _was_read(self, path: str) -> bool:
         """True unless it is of a plain value that the script has not read since it was restored."""

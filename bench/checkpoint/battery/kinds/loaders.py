@@ -215,9 +215,18 @@ def end_of_an_epoch(run: Run) -> Any:
     return epochs(run, LOADERS[run.option]())
 
 
-@kind(LOADER, options=("shuffle", "2 workers"), steps=15, kills=ENDS, also=("warned", "refused"))
+@kind(
+    LOADER,
+    options=("shuffle", "2 workers", "2 workers, augmented"),
+    variants=6,
+    steps=15,
+    kills=ENDS,
+    also=("warned", "refused"),
+)
 def iter_before_resume(run: Run) -> Any:
     """it = iter(loader) comes before resume()."""
+    if run.option.endswith("augmented"):
+        return epochs(run, S(Rows("torch"), BATCH, shuffle=True, num_workers=2), first=True)
     return epochs(run, LOADERS[run.option](), first=True)
 
 
@@ -577,7 +586,13 @@ def own_loader(run: Run) -> Any:
     return found
 
 
-@kind(LOADER, options=("next", "one ahead", "epochs end"), steps=12, kills=(2, 3, 4, 5, 6, 7, 8))
+@kind(
+    LOADER,
+    options=("next", "one ahead", "epochs end"),
+    steps=12,
+    kills=(2, 3, 4, 5, 6, 7, 8),
+    also=("warned",),
+)
 def plan(run: Run) -> Any:
     """robust_slurm.data: handed out as it is used, one batch ahead, or to the end of its epochs."""
     file = run.directory / "a.jsonl"  # goes with the loop, whatever kills it

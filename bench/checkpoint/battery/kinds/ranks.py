@@ -211,7 +211,13 @@ def compression_hook(run: Run) -> Any:
     return loop(run, model, sgd(model))
 
 
-@kind(r"(?i)optimi|averag|hook|model", ranks=SAME, also=("warned", "refused"), variants=3)
+@kind(
+    r"(?i)optimi|averag|hook|model",
+    ranks=SAME,
+    also=("warned", "refused"),
+    variants=3,
+    hazard=True,  # the ranks part in the third step, and that is said
+)
 def post_local_sgd(run: Run) -> Any:
     """torch's PostLocalSGDOptimizer: averages every third step."""
     model = DistributedDataParallel(net())

@@ -7,6 +7,7 @@ iterations: without them the gradients after a restart would be others.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,7 +83,12 @@ class CommHooks:
     def collect(self) -> Encoded:
         """Find the tensors (``leaves``), and return all else, encoded."""
         states = [each.collect() for each in self._held]
-        return {"d": {"states": states, "buckets": self._buckets()}}
+        later = [_is_yet_to_divide(each) for each in self._parallel()]
+        return {"d": {"states": states, "buckets": self._buckets(), "later": later}}
+
+    def _parallel(self) -> list[Any]:
+        places = (place.module for model in self._models for place in module_tree.walk(model))
+        return [each for each in places if isinstance(each, _DDP)]
 
     def _buckets(self) -> list[list[list[int]]]:
         """Return how each model divides its gradients: the numbers of the parameters, by bucket.
@@ -91,8 +97,7 @@ class CommHooks:
         an answer takes as much memory as the gradients for a moment."""
         if self._asked < SETTLED:
             self._asked += 1
-            places = (place.module for model in self._models for place in module_tree.walk(model))
-            self._divided = [_buckets_of(each) for each in places if isinstance(each, _DDP)]
+            self._divided = [_buckets_of(each) for each in self._parallel()]
         return self._divided
 
     def plan(self, saved: Assembly, encoded: Encoded) -> list[Step]:
@@ -105,14 +110,35 @@ class CommHooks:
         steps = [step for each, part in pairs for step in each.plan(saved, part)]
         self.note = ""
         has_tensors = any(e.fqn.startswith(f"{self.key}.") for e in saved.own.entries)
-        if has_tensors and body is not None and body.get("buckets") != self._buckets():
+        return [*steps, partial(self._compare, body, has_tensors)]
+
+    def _compare(self, body: dict[str, Any], has_tensors: bool) -> None:
+        """Note if the first step divides the gradients otherwise, and a restored state minds."""
+        models = self._parallel()
+        late = any(each.static_graph for each in models)  # they divide anew a pass later
+        if not has_tensors and not any(_begins_to_compress(each, late) for each in self._states):
+            return
+        later = map(_is_yet_to_divide, models)
+        anew = any(here and there for here, there in zip(later, body.get("later", ())))  # noqa: B905
+        if anew or body.get("buckets") != self._buckets():
             self.note = (
                 "the state of the model's communication hook (PowerSGD's errors of compression) is "
                 "restored, but DDP puts gradients into other buckets until its first backward pass "
-                "is over, so the first step adds it to other gradients. Make a forward and "
+                "is over, so the first step compresses them in another order. Make a forward and "
                 "backward pass and one more forward pass before resume()"
             )
-        return steps
+
+
+def _begins_to_compress(state: Any, late: bool) -> bool:
+    """True for PowerSGD from the step on whose errors it keeps; ``late``: from the one before."""
+    start = getattr(state, "start_powerSGD_iter", None)
+    return start is not None and bool(state.iter + late >= start)
+
+
+def _is_yet_to_divide(model: Any) -> bool:
+    """True if DDP will put gradients into other buckets after its first backward pass."""
+    ever = model.static_graph or not model.find_unused_parameters
+    return ever and not getattr(model, "_has_rebuilt_buckets", True)
 
 
 def _buckets_of(model: Any) -> list[list[int]]:

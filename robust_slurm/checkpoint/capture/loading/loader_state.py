@@ -62,11 +62,13 @@ class LoaderState(ObjectState):
         for loader, pace in self._paces:
             pace.keeper.note_epochs(loader, epochs)
 
-    def saved(self) -> list[str]:
-        """Note that save() was called. Return what the user should know, each text once."""
+    def saved(self, taken: int) -> list[str]:
+        """Note that save() was called. Return what the user should know, each text once.
+
+        ``taken``: batches taken from all loaders that were given."""
         for loader, pace in self._paces:
             iterator = loader._iterator
-            pace.saved(over=iterator is not None and iterator._finished)
+            pace.saved(taken, over=iterator is not None and iterator._finished)
         return self.remarks()
 
     def remarks(self) -> list[str]:
@@ -87,13 +89,17 @@ class _Pace:
         self._corrected = corrected
         self._taken: list[int] = []
         self._first = self._still = self._saves = 0
+        self._everywhere = -1
 
-    def saved(self, *, over: bool) -> None:
-        """Note that a step is saved. ``over``: the loader has no more batches in this pass."""
+    def saved(self, everywhere: int, *, over: bool) -> None:
+        """Note that a step is saved. ``everywhere``: batches taken from all loaders that were
+        given: while another one is in use, this one may rest. ``over``: it has no more batches in
+        this pass."""
         keeper, taken = self.keeper, self._taken
         if not taken:
             self._first = keeper.given
-        self._still = self._still + 1 if taken and taken[-1] == keeper.taken else 1
+        self._still = self._still + 1 if self._everywhere == everywhere else 1
+        self._everywhere = everywhere
         taken.append(keeper.taken)
         if self._still == STILL and (over or not keeper.taken):
             keeper.remarks.append(

@@ -19,7 +19,7 @@ import torch
 
 from .. import rng
 from .generators import LoaderGenerators, counts, forget_restored, process_state, same, set_counts
-from .worker_state import taken_out, wrapped
+from .worker_state import draws, taken_out, wrapped
 
 OURS = "robust_slurm"
 """Key of our part of a loader's state; torchdata leaves it alone."""
@@ -130,11 +130,9 @@ def attach(loader: Any) -> Keeper | None:
         held.__class__ = _pass_of(type(held))
         held._follow(loader, None)
         held._begun = None
+        held._from = held._sampler_iter_yielded  # its first indices are not known
         if loader.num_workers > 0:
-            keeper.remarks.append(
-                "its workers were started before the Checkpointer was made: what they draw at "
-                "random in this pass is not saved. Make the Checkpointer before iter(loader)"
-            )
+            pass  # a restart tells whether such workers draw at random: see state_dict
         elif held._num_yielded == 0:
             held._begun = _begun(loader, seeds=False)
         elif _replays(held):
@@ -223,6 +221,7 @@ def _begin(iterator: Any, loader: Any) -> Any:
             keeper.source.put_own(ours["live"]["own"])
             set_counts(loader, {**ours["live"]["counts"], **iterator._told})
         iterator._resumed = not iterator._finished
+        iterator._unknown = iterator._resumed and loader.num_workers > 0 and not states
     return iterator
 
 
@@ -251,6 +250,7 @@ class LoaderPass:
         self._drawn: deque[int] = deque()
         self._looks = 0
         self._resumed = self._was_saved = False
+        self._unknown = False  # True if the generators of its workers were not saved
         self._goes_on: Any = None
         self._next: Any = None
 
@@ -345,7 +345,6 @@ class LoaderPass:
                 if self._num_workers > 0:
                     self._shutdown_workers()  # type: ignore[attr-defined]
                 loader._iterator = _begin(self, loader)
-                self._resumed = False  # the script began this pass, and sees its end
         try:
             batch = super().__next__()  # type: ignore[misc]
         except StopIteration:
@@ -409,6 +408,13 @@ class LoaderPass:
         self._was_saved = self._num_yielded > 0
         if loader is None:
             return state
+        if self._unknown and draws(state):
+            self._unknown = False
+            self._keeper.remarks.append(
+                "its workers draw at random, and those that began this pass were started before "
+                "the Checkpointer was made, so their generators were not saved: the rest of the "
+                "pass is drawn anew. Make the Checkpointer before iter(loader)"
+            )
         begun = self._begun if _replays(self) else None
         ours = {"live": self._keeper.live(loader), "begun": begun}
         ours |= {"sum": self._sum, "at": self._at, "first": self._first, "epochs": self._epochs}

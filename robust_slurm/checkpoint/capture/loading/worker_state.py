@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .. import rng
-from .generators import LoaderGenerators, forget_restored, process_state
+from .generators import LoaderGenerators, forget_restored, process_state, same
 
 RANDOM, DATASET = "robust_slurm_random", "dataset"
 _WORKERS, _SNAPSHOT = "_worker_snapshots", "_snapshot"
@@ -90,6 +90,15 @@ def taken_out(state: dict[str, Any]) -> tuple[dict[str, Any], dict[int, Any]]:
             found[int(name.rpartition("_")[2])] = _to_restore(held[RANDOM], each)
         plain[name] = each
     return {**state, _SNAPSHOT: {**snapshot, _WORKERS: plain}}, found
+
+
+def draws(state: dict[str, Any]) -> bool:
+    """True if the generators of a worker are not as they were when it began the pass."""
+    snapshot = state.get(_SNAPSHOT)
+    workers = snapshot.get(_WORKERS) if isinstance(snapshot, dict) else None
+    held = [each[_DATASET_STATE] for each in (workers or {}).values()]
+    found = [each[RANDOM] for each in held if isinstance(each, dict) and RANDOM in each]
+    return any(not same(each["now"], each["begun"]) for each in found)
 
 
 def _to_restore(held: dict[str, Any], worker: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from checkpointed_training import fake_store
 from fake_checkpoint_store import FakeStore
-from odd_scripts import Script, crash_and_resume, same
+from odd_scripts import SAVED, Script, crash_and_resume, same
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.optim import PostLocalSGDOptimizer
@@ -334,11 +334,12 @@ class Compressed(Odd):
     """DDP with PowerSGD, whose errors, factors and generator are in no state_dict()."""
 
     warm = True
+    start = 2
 
     def make(self) -> None:
         self.model = torch.nn.parallel.DistributedDataParallel(self.model)
         self.hook = powerSGD_hook.PowerSGDState(
-            None, start_powerSGD_iter=2, min_compression_rate=0.1
+            None, start_powerSGD_iter=self.start, min_compression_rate=0.1
         )
         self.model.register_comm_hook(self.hook, powerSGD_hook.powerSGD_hook)
         self.optimizer = SGD(self.model.parameters(), lr=0.1)
@@ -361,11 +362,45 @@ def test_the_state_of_a_communication_hook_goes_on(
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize("begins", [2, SAVED], ids=["keeps errors", "keeps them from now on"])
 def test_other_buckets_than_those_of_the_restored_errors_are_named(
-    world: None, store: FakeStore, capfd: pytest.CaptureFixture[str]
+    begins: int, world: None, store: FakeStore, capfd: pytest.CaptureFixture[str]
 ) -> None:
     class Cold(Compressed):
         warm = False
+        start = begins
 
     crash_and_resume(Cold, store)
+    assert "DDP puts gradients into other buckets" in capfd.readouterr().err
+
+
+class Feedback:
+    """Error feedback of the script's own, from the first step on."""
+
+    def __init__(self) -> None:
+        self.error: Any = None
+
+    def hook(self, bucket):  # type: ignore[no-untyped-def] # DDP looks at annotations
+        self.error = bucket.buffer() / 2
+        return (
+            torch.distributed.all_reduce(bucket.buffer(), async_op=True)
+            .get_future()
+            .then(lambda found: found.value()[0])
+        )
+
+
+def test_buckets_that_were_about_to_change_are_named(
+    world: None,
+    store: FakeStore,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Own(Odd):
+        def make(self) -> None:
+            self.model = torch.nn.parallel.DistributedDataParallel(self.model)
+            self.model.register_comm_hook(Feedback(), Feedback.hook)
+            self.optimizer = SGD(self.model.parameters(), lr=0.1)
+
+    monkeypatch.setattr("odd_scripts.SAVED", 1)  # DDP divides its gradients anew after it
+    crash_and_resume(Own, store)
     assert "DDP puts gradients into other buckets" in capfd.readouterr().err

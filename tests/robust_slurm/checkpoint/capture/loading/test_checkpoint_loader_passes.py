@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 import random
 from collections.abc import Callable, Iterator
@@ -185,6 +186,37 @@ def test_an_iterator_from_before_the_restore_goes_on_there(tmp_path: Path) -> No
     assert seen == expected and remarks == []
 
 
+def test_an_iterator_from_before_the_restore_begins_the_next_pass(tmp_path: Path) -> None:
+    first, second = {"loader": shuffled(), "rng": None}, {"loader": shuffled(), "rng": None}
+    list(read(first["loader"], PASS))
+    opened = source(write(tmp_path / "s", *capture(first, rank=0)))
+    held = iter(second["loader"])
+    restore(second, [opened], rank=0)
+    assert len(list(held)) == PASS  # for _ in range(step // PASS, ...): for batch in held
+
+
+@pytest.mark.parametrize("draws", [True, False])
+def test_workers_from_before_the_checkpointer_are_named_if_they_draw(
+    draws: bool, tmp_path: Path
+) -> None:
+    kept: Any = Noisy() if draws else range(SAMPLES)
+
+    def made() -> tuple[Any, State]:
+        objects = {"loader": StatefulDataLoader(kept, BATCH, num_workers=1)}
+        held = iter(objects["loader"])
+        return held, State(objects, rank=0)
+
+    held, state = made()
+    list(itertools.islice(held, 2))
+    opened = source(write(tmp_path / "s", *state.capture()))
+    assert state.saved() == []
+    held, state = made()
+    state.restore([opened])
+    next(held)
+    state.capture()
+    assert any("its workers draw at random" in text for text in state.saved()) == draws
+
+
 @pytest.mark.parametrize(
     ("after", "batches"),
     [(lambda _: None, PASS), (lambda sampler: sampler.set_epoch(1), PASS)],
@@ -343,6 +375,16 @@ def test_a_position_that_is_not_the_trainings_is_named(
 ) -> None:
     found = remarks_of(steps)
     assert len(found) == bool(says) and all(text.startswith(says) for text in found)
+
+
+def test_a_loader_that_rests_while_another_is_in_use_is_no_fault() -> None:
+    objects = {"loader": {"easy": shuffled(), "hard": shuffled()}}
+    state, found = State(objects, rank=0), list[str]()
+    for name in objects["loader"]:
+        for _ in objects["loader"][name]:
+            state.capture()
+            found += state.saved()
+    assert found == []
 
 
 def test_what_datasets_does_not_save_is_named() -> None:
