@@ -89,7 +89,8 @@ class Variables:
             with namespace as values:
                 for key, variables in wanted.items():
                     for each in variables:
-                        if each.holder is None and _is_there(each, where, values):
+                        gone = each.holder is None or each.holder() is None
+                        if gone and _is_there(each, where, values):
                             look(key, each, _value_of(each, values))
         for key, shown in others.items():
             if key not in same:
@@ -150,7 +151,9 @@ def _value_of(variable: _Variable, values: Mapping[str, Any]) -> Any:
     value = values[variable.name]
     if not variable.part:
         return value
-    return value.get(variable.part) if type(value) is dict else None
+    # Of another object, where the script has replaced the first one.
+    held = value if type(value) is dict else getattr(value, "__dict__", {})
+    return held.get(variable.part)
 
 
 def _weak(value: Any) -> weakref.ref[Any] | None:
