@@ -257,7 +257,7 @@ class WithSchedule(SGD):
         lambda model: WithSchedule(model.parameters()),
         with_hooks, by_name, InAttributes, Pair,
     ],
-    ids=["own", "counting", "torchs", "lookahead", "sam", "schedule", "hooks", "names", "attributes", "pair"],
+    ids=["own", "counting", "torchs", "ahead", "sam", "plan", "hooks", "names", "many", "pair"],
 )  # fmt: skip
 def test_it_is_resumed_to_the_bit(
     make: Any, store: FakeStore, capfd: pytest.CaptureFixture[str]
