@@ -121,8 +121,14 @@ def _encode(value: Any, path: Path, tensor: Save) -> Encoded:
         isinstance(value, numpy.generic) or kind in (numpy.ndarray, numpy.memmap)
     ):
         return _encode_numpy(value, path, tensor)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if hasattr(value, "state_dict"):
+        raise TypeError(
+            f"{path}: a {name} cannot be saved there; put in its place what its state_dict() "
+            "returns, and hand that to its load_state_dict()"
+        )
     raise TypeError(
-        f"{path}: a {kind.__module__}.{kind.__qualname__} cannot be saved; give it a state_dict() "
+        f"{path}: a {name} cannot be saved; give it a state_dict() "
         f"of tensors, numbers, strings, lists and dicts"
     )
 

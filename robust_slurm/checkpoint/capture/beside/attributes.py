@@ -8,6 +8,8 @@ saved; one that never changes is a setting (a rank, a period), which the script 
 from __future__ import annotations
 
 import copy
+import enum
+import itertools
 import sys
 import weakref
 from collections import OrderedDict, defaultdict, deque
@@ -32,10 +34,8 @@ TORCHS = frozenset(
     (
         "state",
         "param_groups",
-        "defaults",
         "step",
         "_opt_called",
-        "_step_count",
         "grad_scale",
         "found_inf",
         "_zero_grad_profile_name",
@@ -245,7 +245,7 @@ def _is_object(value: Any) -> bool:
 def has_attributes(value: Any) -> bool:
     """True for an object whose attributes may be state: not of a type of Python's own."""
     kind = type(value)
-    if isinstance(value, (*_NO_STATE, torch.Tensor)):
+    if isinstance(value, (*_NO_STATE, torch.Tensor, enum.Enum)):
         return False
     if not (hasattr(value, "__dict__") or hasattr(kind, "__slots__")):
         return False
@@ -293,8 +293,18 @@ def _look(value: Any, saved: _Storages) -> Any:
             return kind, repr(value)
         if isinstance(value, torch.Tensor):
             return None if _is_saved(value, saved) else _Same(value)
-        if depth == 0 or left[0] < 0 or isinstance(value, (*_NO_STATE, Optimizer)):
+        if isinstance(value, enum.Enum):
+            return kind, value.name
+        if isinstance(value, itertools.count):
+            return repr(value)
+        if isinstance(value, FunctionType):  # a count in a closure
+            cells = value.__closure__ or ()
+            held = [getattr(cell, "cell_contents", None) for cell in cells]
+            return [look(part, depth) for part in held if type(part) in _PLAIN]
+        if depth == 0 or left[0] < 0 or isinstance(value, _NO_STATE):
             return None
+        if isinstance(value, Optimizer):  # its param_groups may be the owner's
+            return [look(part, depth - 1) for part in value.state.values()]
         if rng.is_generator(value):
             state = rng.get(value)
             return state.tolist() if isinstance(state, torch.Tensor) else repr(state)

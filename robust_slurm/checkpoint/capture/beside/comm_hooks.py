@@ -104,7 +104,7 @@ class CommHooks:
         """Return the steps that restore them. Raises StateError."""
         body = encoded.get("d") if isinstance(encoded, dict) else None
         states = body.get("states") if isinstance(body, dict) else None
-        if not isinstance(states, list) or len(states) != len(self._held):
+        if body is None or not isinstance(states, list) or len(states) != len(self._held):
             raise StateError(f"{self.key}: saved with another number of communication hooks")
         pairs = zip(self._held, states, strict=True)
         steps = [step for each, part in pairs for step in each.plan(saved, part)]

@@ -85,7 +85,12 @@ class Variables:
             for each in variables:
                 if each.holder is not None and (holder := each.holder()) is not None:
                     look(key, each, vars(holder).get(each.part))
-        own = [(key, each) for key, at in wanted.items() for each in at if each.holder is None]
+        own = [
+            (key, each)
+            for key, at in wanted.items()
+            for each in at
+            if each.holder is None or each.holder() is None
+        ]
         for namespace, where in _namespaces(frame) if own else ():
             here = [(key, each) for key, each in own if _is_of(each, where)]
             if not here:
@@ -153,7 +158,9 @@ def _value_of(variable: _Variable, values: Mapping[str, Any]) -> Any:
     value = values[variable.name]
     if not variable.part:
         return value
-    return value.get(variable.part) if type(value) is dict else None
+    # Of another object, where the script has replaced the first one.
+    held = value if type(value) is dict else getattr(value, "__dict__", {})
+    return held.get(variable.part)
 
 
 def _weak(value: Any) -> weakref.ref[Any] | None:

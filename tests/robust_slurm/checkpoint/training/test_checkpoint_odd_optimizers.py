@@ -51,6 +51,18 @@ class Counting(SGD):
         super().step()
 
 
+class InTorchsNames(SGD):
+    """Counts in attributes that torch has names for, too."""
+
+    _step_count = 0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self._step_count += 1
+        self.defaults["lr"] *= 0.8
+        self.param_groups[0]["lr"] = self.defaults["lr"] / self._step_count
+        super().step()
+
+
 class OwnStateDict(Counting):
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "count": self.count, "hist": [torch.ones(2) * self.count]}
@@ -239,12 +251,13 @@ class WithSchedule(SGD):
     [
         lambda model: OwnStateDict(model.parameters(), lr=1.0),
         lambda model: Counting(model.parameters(), lr=1.0),
+        lambda model: InTorchsNames(model.parameters(), lr=1.0),
         lambda model: LookaheadWithState(AdamW(model.parameters(), lr=0.1)),
         lambda model: Sam(model.parameters()),
         lambda model: WithSchedule(model.parameters()),
         with_hooks, by_name, InAttributes, Pair,
     ],
-    ids=["own", "counting", "lookahead", "sam", "schedule", "hooks", "names", "attributes", "pair"],
+    ids=["own", "counting", "torchs", "ahead", "sam", "plan", "hooks", "names", "many", "pair"],
 )  # fmt: skip
 def test_it_is_resumed_to_the_bit(
     make: Any, store: FakeStore, capfd: pytest.CaptureFixture[str]
