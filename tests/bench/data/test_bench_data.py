@@ -72,11 +72,14 @@ def test_random_plans_show_a_planner_that_is_wrong(
 ) -> None:
     assert random_plans.is_right(seed)
 
-    def as_it_was(drawing: Any) -> bool:
-        rules = drawing._rules
-        return bool(drawing._tokens >= drawing._rows * rules.pack * rules.fill)
+    draw = planner._Place.draw
 
-    monkeypatch.setattr(planner._Drawing, "full", property(as_it_was))
+    def loses_one(place: Any, epochs: int | None) -> Any:
+        if place._drawn == 3:
+            draw(place, epochs)
+        return draw(place, epochs)
+
+    monkeypatch.setattr(planner._Place, "draw", loses_one)
     assert not random_plans.is_right(seed)
     assert f"plan {seed} is wrong: Wrong: " in capsys.readouterr().out
 
