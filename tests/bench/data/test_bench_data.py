@@ -66,7 +66,7 @@ def test_what_is_lost_or_comes_twice_is_counted() -> None:
     assert compare(resumed, should)["other_steps"] == 1
 
 
-@pytest.mark.parametrize("seed", [10, 30])
+@pytest.mark.parametrize("seed", [0, 4])
 def test_random_plans_show_a_planner_that_is_wrong(
     seed: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
