@@ -264,7 +264,8 @@ class CheckpointJob(Training):
             for line in lines:
                 if "step" in line:
                     done = {name: line[name] for name in ("loss", "ids", "state")}
-                    assert done == self.model.curves[rank][line["step"]], f"rank {rank}: {line}"
+                    should = self.model.curves[rank][line["step"]]
+                    assert done == should, f"rank {rank}: {line}, not {should}"
             curve = survivors(lines)
             assert list(curve) == list(range(1, self.steps + 1)), f"rank {rank}: {list(curve)}"
 

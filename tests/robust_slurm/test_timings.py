@@ -33,6 +33,7 @@ PAUSES = {
     "robust_slurm/checkpoint/store/awaited": "TELL",
     "robust_slurm/checkpoint/store/disk/writing": "_LOOK",
     "robust_slurm/checkpoint/store/ranks": "EVERY",
+    "robust_slurm/checkpoint/training/by_time": "LOOK",
     "robust_slurm/checkpoint/training/unanswered": "PAUSE",
     "robust_slurm/checkpoint/transfer/fetching": "PAUSE",
     "robust_slurm/checkpoint/transfer/pusher": "REFUSED_PAUSE",

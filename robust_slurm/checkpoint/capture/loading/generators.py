@@ -67,9 +67,29 @@ def counts(loader: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path, sampler in _samplers(loader):
         for name, value in vars(sampler).items():
-            if type(value) in _PLAIN:
+            if isinstance(value, _Restored):
+                found[f"{path}.{name}"] = int(value)
+            elif type(value) in _PLAIN:
                 found[f"{path}.{name}"] = value
     return found
+
+
+class _Restored(int):
+    """A sampler's epoch that was restored, and that the script has not set since."""
+
+
+def mark_epochs(loader: Any) -> None:
+    """Have ``sets_epoch`` tell whether the script sets an epoch from now on, if to the same."""
+    for _, sampler in _samplers(loader):
+        held = vars(sampler)
+        if type(held.get("epoch")) is int and hasattr(sampler, "set_epoch"):
+            held["epoch"] = _Restored(held["epoch"])
+
+
+def sets_epoch(loader: Any) -> bool:
+    """Return True if the script has set the epoch of a sampler since ``mark_epochs``."""
+    held = ((sampler, vars(sampler).get("epoch")) for _, sampler in _samplers(loader))
+    return any(type(epoch) is int and hasattr(each, "set_epoch") for each, epoch in held)
 
 
 def set_counts(loader: Any, state: Mapping[str, Any]) -> None:

@@ -18,7 +18,16 @@ from zlib import crc32
 import torch
 
 from .. import rng
-from .generators import LoaderGenerators, counts, forget_restored, process_state, same, set_counts
+from .generators import (
+    LoaderGenerators,
+    counts,
+    forget_restored,
+    mark_epochs,
+    process_state,
+    same,
+    set_counts,
+    sets_epoch,
+)
 from .worker_state import draws, taken_out, wrapped
 
 OURS = "robust_slurm"
@@ -103,6 +112,7 @@ class Keeper:
         """Set what ``live`` returned. What the script sets after this is told by ``told``."""
         self.source.put_own(live["own"])
         set_counts(loader, live["counts"])
+        mark_epochs(loader)
         self._told = counts(loader)
 
     def told(self, loader: Any) -> dict[str, Any]:
@@ -241,6 +251,7 @@ class LoaderPass:
         self._keeper: Keeper = loader._robust
         self._saved = saved
         self._told = {} if saved is None else self._keeper.told(loader)
+        self._same_epoch = saved is not None and sets_epoch(loader)
         self._begun: Any = _begun(loader, seeds=True) if saved is None else saved["begun"]
         self._sum = 0 if saved is None else saved["sum"]
         self._at = 0 if saved is None else saved["at"]
@@ -376,7 +387,7 @@ class LoaderPass:
 
     def _is_over(self, loader: Any) -> bool:
         """True if the pass that a resumed step belongs to was over with that step."""
-        return self._is_told_epoch() or not self._keeper.goes_on(self._epochs)
+        return self._is_told_epoch() or not (self._same_epoch or self._keeper.goes_on(self._epochs))
 
     def _is_told_epoch(self) -> bool:
         """True if the script has set another epoch than that of the saved pass."""
