@@ -219,8 +219,12 @@ def test_workers_from_before_the_checkpointer_are_named_if_they_draw(
 
 @pytest.mark.parametrize(
     ("after", "batches"),
-    [(lambda _: None, PASS), (lambda sampler: sampler.set_epoch(1), PASS)],
-    ids=["computed from the step", "told to the sampler"],
+    [
+        (lambda _: None, PASS),
+        (lambda sampler: sampler.set_epoch(1), PASS),
+        (lambda sampler: sampler.set_epoch(0), 0),
+    ],
+    ids=["computed from the step", "told to the sampler", "told to go on in it"],
 )
 def test_a_pass_of_which_all_is_done_is_over(after: Any, batches: int, tmp_path: Path) -> None:
     def make() -> Any:
