@@ -1,4 +1,4 @@
-"""What the kinds share: a run that may be disturbed, small models, one common loop."""
+"""The frame of all kinds: a run that may be disturbed, small models, one common loop."""
 
 from __future__ import annotations
 

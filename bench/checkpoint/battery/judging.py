@@ -65,7 +65,7 @@ class Verdict:
     variant: Variant
     outcome: str
     why: str
-    """What differs or went wrong; empty if nothing did."""
+    """The difference or the failure; empty if nothing did."""
     said: tuple[str, ...] = ()
 
     @property

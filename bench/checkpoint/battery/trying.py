@@ -174,7 +174,7 @@ def _from_memory(variant: Variant, run: Runner, scratch: Path) -> tuple[Ended, E
 
 
 class _Head:
-    """What robust-srun does with a store's events: it shows alarms, and compares replicas."""
+    """Does what robust-srun does with a store's events: it shows alarms, and compares replicas."""
 
     def __init__(self) -> None:
         self.said: list[str] = []

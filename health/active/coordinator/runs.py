@@ -17,6 +17,8 @@ from health.active_tests import BY_NAME
 from health.finding import Finding
 from robust_slurm.text import counted
 
+LOST = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED")
+"""NVML's own word that a GPU is gone."""
 START_S = 120.0  # for workers to connect and to import torch from a slow file system
 
 
@@ -111,9 +113,10 @@ def on_this_machine(plan: RunPlan) -> RunResult:
         outcome = with_tools(outcome, {node: ran})
     after = gpu_use.take() if use else ()
     disturbed = () if held else gpu_use.busy(after)
-    for number in sorted({gpu.number for gpu in use} - {gpu.number for gpu in after}):
-        if after:  # else NVML itself gave no answer
-            text = "answered before the tests but not after them"
+    well = {gpu.number for gpu in use if not gpu.error}
+    for number, error in ((gpu.number, gpu.error) for gpu in after):
+        if number in well and error in LOST:  # a GPU that is only late or busy proves nothing
+            text = f"answered before the tests but not after them: {error}"
             found.append(Finding("FAIL", "node", "active-gpu-lost", f"gpu{number}", text, "reboot"))
     seconds = plan.wanted.limit - (ends - time.monotonic())
     more = {node: (*outcome.more.get(node, ()), *found)}

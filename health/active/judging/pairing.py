@@ -76,7 +76,7 @@ class _Bad(NamedTuple):
 
 
 class _Facts:
-    """What the results say, by node, then by partner."""
+    """The results by node, then by partner."""
 
     def __init__(self, nodes: Iterable[str]) -> None:
         self.passed: dict[str, dict[str, bool]] = {node: {} for node in nodes}  # across leaves?

@@ -1,4 +1,7 @@
-"""The process that asks NVML for gpu_use.py; prints ``[index, processes, MIG]`` for each GPU."""
+"""The process that asks NVML for gpu_use.py.
+
+It prints ``[index, processes, MIG, error]`` for each GPU.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,11 @@ def main() -> None:
             gpu.open()
             gpu.one("mig", partial(_mig, gpu))
             gpu.one("processes", partial(_processes, gpu))
-        except Gone:
+        except Gone as err:
+            print(json.dumps([index, [], 0, str(err)]), flush=True)
             continue
         known = gpu.device
-        print(json.dumps([index, known.get("processes", []), known.get("mig", 0)]), flush=True)
+        print(json.dumps([index, known.get("processes", []), known.get("mig", 0), ""]), flush=True)
 
 
 def _mig(gpu: Asker) -> int:

@@ -17,15 +17,16 @@ DEADLINE_S = 20.0  # without persistence mode, eight GPUs take some 10 s to star
 
 
 class GpuUse(NamedTuple):
-    """One GPU. ``number``: NVML's index."""
+    """One GPU. ``number``: NVML's index; ``error``: NVML's name for why it does not answer."""
 
     number: int
     processes: tuple[int, ...] = ()
     mig: bool = False
+    error: str = ""
 
 
 def take(deadline_s: float = DEADLINE_S) -> tuple[GpuUse, ...]:
-    """Return the GPUs that answer; none where there is no NVIDIA GPU, or no answer in time."""
+    """Return the GPUs; none where there is no NVIDIA GPU. Those asked after the deadline lack."""
     module = "health.active.nvidia.gpu_nvml"
     plain = [sys.executable, "-I" if sys.flags.isolated else "-P", *commands.words(module)]
     argv = commands.again(module) if sys.flags.no_site else plain
@@ -36,10 +37,10 @@ def take(deadline_s: float = DEADLINE_S) -> tuple[GpuUse, ...]:
     found = []
     for line in ran.out.splitlines():
         try:
-            number, processes, mig = json.loads(line)
+            number, processes, mig, error = json.loads(line)
         except ValueError:
             continue  # cut off by the deadline
-        found.append(GpuUse(int(number), tuple(map(int, processes)), bool(mig)))
+        found.append(GpuUse(int(number), tuple(map(int, processes)), bool(mig), str(error)))
     return tuple(found)
 
 

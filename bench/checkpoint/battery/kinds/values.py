@@ -1,4 +1,4 @@
-"""What scripts keep in ``extra``, or forget to: counters, histories, generators, rebound values."""
+"""Values that scripts keep in ``extra``, or forget to: counters, histories, generators."""
 
 from __future__ import annotations
 

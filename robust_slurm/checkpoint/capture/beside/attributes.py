@@ -42,7 +42,8 @@ TORCHS = frozenset(
         "_warned_capturable_if_run_uncaptured",
     )
 )
-"""What torch, its schedulers and its scaler keep on an optimizer: saved elsewhere, or no state."""
+"""Attributes of an optimizer that torch, its schedulers and its scaler set: no state, or saved
+elsewhere."""
 _PARAMETER = "\0parameter"
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _NO_STATE = (FunctionType, MethodType, BuiltinFunctionType, partial, type, ModuleType)
